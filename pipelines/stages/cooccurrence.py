@@ -21,10 +21,8 @@ from pipelines.engine.shards import evenly, merge_tree, row_groups
 from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.tables import COUNTS, VOCABULARY, column
+from pipelines.storage.tables import COUNTS, VOCABULARY, schema_of
 from pipelines.text.corpus_files import check_pairs
-
-__all__ = ["STAGE", "Config", "run", "vocabulary_schema"]
 
 ROWS = 1 << 20
 """Rows per row group of ``counts.parquet``."""
@@ -72,15 +70,13 @@ class Config(executor.Config):
 
 def vocabulary_schema() -> Any:
     """Columns of ``vocabulary.parquet``."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            column("row", pa.int32(), "row and column in the counts, from 0"),
-            column("id", pa.int32(), "piece of the tokenizer's vocabulary"),
-            column("token", pa.string(), "as the tokenizer writes it"),
-            column("count", pa.int64(), "occurrences in the training text"),
-        ]
+    return schema_of(
+        {
+            "row": ("int32", "row and column in the counts, from 0"),
+            "id": ("int32", "piece of the tokenizer's vocabulary"),
+            "token": ("string", "as the tokenizer writes it"),
+            "count": ("int64", "occurrences in the training text"),
+        }
     )
 
 
@@ -90,11 +86,7 @@ def _prepare(opening: Opening[Config]) -> None:
 
 
 def build(run: Run[Config]) -> None:
-    """Count pairs of tokens.
-
-    Raises:
-        InputError: the tokenizer is damaged, or there is no training text.
-    """
+    """Count pairs of tokens.  Raises InputError if the tokenizer is damaged, or there is no training text."""
     import pyarrow as pa
 
     from pipelines.statistics.pair_files import Counting, arrays_of, count_schema, merge_pairs

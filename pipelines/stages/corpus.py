@@ -127,11 +127,8 @@ def build(run: Run[Config]) -> None:
     """Build a corpus.
 
     A document's id is its path in the given folder or its file name for files, and the record's own id, or else a digest,
-    for records.  The same sources and settings give the same bytes, whatever the shards and wherever they are read.
-
-    Raises:
-        InputError: a source is not in its format, or holds no text; the message names file, line and byte.
-        MachineError: the model for sentences is not installed, or the disk is full.
+    for records.  The same sources and settings give the same bytes, whatever the shards and wherever they are read.  Raises
+    InputError, which names file, line and byte, if a source is not in its format, or holds no text.
     """
     try:
         _build(run)

@@ -33,8 +33,6 @@ from pipelines.text.sources import expand
 from pipelines.text.structured import Documents, Structured
 from pipelines.training.labels import is_fraction
 
-__all__ = ["STAGE", "Config", "run"]
-
 MOST_LABELS = 100
 """With more distinct labels, they are taken for numbers to predict, not classes: counted, but not listed."""
 
@@ -80,12 +78,8 @@ class Config(Layout):
 
     def recipe(self) -> dict[str, Any]:
         """The settings that decide the result; those added later count where they are not the default."""
-        fields = type(self).model_fields
-        return {
-            name: value
-            for name, value in super().recipe().items()
-            if name not in _LATER or value != fields[name].default
-        }
+        fields, settings = type(self).model_fields, super().recipe()
+        return {name: value for name, value in settings.items() if name not in _LATER or value != fields[name].default}
 
     @model_validator(mode="after")
     def _check(self) -> Config:
@@ -145,11 +139,8 @@ def _check(config: Config, references: Mapping[str, Any]) -> None:
     _check_pairs(splits, {role.removesuffix(PAIR) for role in given if role.endswith(PAIR)}, config)
     kind = FORMATS.get(config.format or "")
     if config.sentences is not None and kind and kind.has_sentences:
-        log.warning(
-            "--sentences %s has no effect: files of --format %s say themselves where sentences end",
-            config.sentences,
-            config.format,
-        )
+        message = "--sentences %s has no effect: files of --format %s say themselves where sentences end"
+        log.warning(message, config.sentences, config.format)
     _check_splits(config, splits)
     check_encoding(config.encoding)
     check_spec(config.sentences or "rules")
@@ -157,14 +148,12 @@ def _check(config: Config, references: Mapping[str, Any]) -> None:
 
 def _check_pairs(splits: Collection[str], pairs: Collection[str], config: Config) -> None:
     """Raise InputError if a split of parallel text lacks one side, or a setting applies only to tables."""
-    if not pairs:
-        return
-    for split in SPLITS:
+    for split in SPLITS if pairs else ():
         if (split in splits) != (split in pairs):
             sides = (f"--{split}", f"--{split}-pair")
             lacks, has = sides[::-1] if split in splits else sides
             raise InputError(f"{has} needs {lacks}", hint="parallel text has two files for every split")
-    for name in ("format", "pair_column", "label_column", "id_column"):
+    for name in ("format", "pair_column", "label_column", "id_column") if pairs else ():
         if getattr(config, name) is not None:
             flag = name.replace("_", "-")
             raise InputError(f"--{flag} is for tables, but parallel files are plain text", hint=f"leave out --{flag}")
@@ -203,21 +192,15 @@ def _prepare(opening: Opening[Config]) -> None:
             )
     if (model := model_files(opening.config.sentences or "rules")) is not None:
         inputs["parser"] = model
-    if format_for(
-        opening.config, [name for role in SPLITS if role in inputs for name in inputs[role].names]
-    ).is_structured:
+    names = [name for role in SPLITS if role in inputs for name in inputs[role].names]
+    if format_for(opening.config, names).is_structured:
         # long sentences of documents are divided; all others are as in version 3
         opening.stage = replace(STAGE, version=4)
 
 
 def build(run: Run[Config]) -> None:
-    """Build a corpus of examples.
-
-    Raises:
-        InputError: a file is not in its format or lacks a column (the message names file and line), or parallel files
-            have different numbers of lines.
-        MachineError: the model for sentences is not installed, or the disk is full.
-    """
+    """Build a corpus of examples.  Raises InputError if a file is not in its format or lacks a column (the message names file
+    and line), or parallel files have different numbers of lines."""
     from pipelines.text.corpus_writer import write_corpus
     from pipelines.text.drafts import draft_writer
 

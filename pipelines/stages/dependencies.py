@@ -41,8 +41,6 @@ from pipelines.text.spacy_models import SpacyParser, spacy_folder
 from pipelines.text.stanza_models import StanzaParser, parser_files
 from pipelines.text.treebank import Treebank
 
-__all__ = ["STAGE", "Config", "dependency_schema", "run"]
-
 WINDOW = 1 << 16
 """Minimum number of characters that a parser gets at once.  Batching may change the last bits of its sums, so windows depend
 only on the corpus, not on shards; a shard takes the windows that begin in it."""
@@ -114,12 +112,8 @@ def _prepare(opening: Opening[Config]) -> None:
 
 
 def build(run: Run[Config]) -> None:
-    """Parse every sentence of a corpus.
-
-    Raises:
-        InputError: the parser cannot be opened or does not parse, or no sentence has a tree.
-        MachineError: the parser, its model or a GPU is missing; the message says how to install it.
-    """
+    """Parse every sentence of a corpus.  Raises InputError if the parser cannot be opened or does not parse, or no sentence has
+    a tree, and MachineError if the parser, its model or a GPU is missing."""
     paths = _map(run)
     summary = _Summary()
     metadata: dict[bytes, bytes] = {}
@@ -284,11 +278,7 @@ class _Summary:
             self._relations[entry["values"]] += entry["counts"]
 
     def counts(self) -> dict[str, Any]:
-        """``parsed`` are the sentences that have words.
-
-        Raises:
-            InputError: there are sentences but none has a tree.
-        """
+        """``parsed`` are the sentences that have words.  Raises InputError if there are sentences but none has a tree."""
         without = {reason: count for reason, count in sorted(self._status.items()) if reason != "ok"}
         if not self._status["ok"] and without:
             reason = max(without, key=without.__getitem__)

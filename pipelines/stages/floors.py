@@ -16,8 +16,6 @@ from pipelines.engine.declaration import Stage
 from pipelines.engine.stage import Run
 from pipelines.inputs import Sequences
 
-__all__ = ["STAGE", "Config", "run"]
-
 
 class Config(stage.Config):
     """Which tokens are predicted."""
@@ -32,11 +30,8 @@ class Config(stage.Config):
 
 
 def build(run: Run[Config]) -> None:
-    """Compute the floors of some sequences.
-
-    Raises:
-        InputError: there is no training text to count, or no masked token to predict.
-    """
+    """Compute the floors of some sequences.  Raises InputError if there is no training text to count, or no masked token to
+    predict."""
     from pipelines.statistics.floors import floors_of, masked_rows
     from pipelines.training.batches import Examples
     from pipelines.training.models import masker_of, read_tokenizer

@@ -45,11 +45,7 @@ class Config(stage.Config):
 
 
 def build(run: Run[Config]) -> None:
-    """Write one fold of a dataset.
-
-    Raises:
-        InputError: there are fewer different texts than folds, or none in this fold.
-    """
+    """Write one fold of a dataset.  Raises InputError if there are fewer different texts than folds, or none in this fold."""
     import numpy as np
 
     dataset: Artifact = run.inputs["dataset"]

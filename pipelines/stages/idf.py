@@ -21,10 +21,8 @@ from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.storage.tables import IDF, column
+from pipelines.storage.tables import IDF, schema_of
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, training_blocks
-
-__all__ = ["STAGE", "Config", "idf_schema", "run"]
 
 ROWS = 1 << 16
 """Rows per row group, in the table and in partial files."""
@@ -51,14 +49,12 @@ class Config(executor.Config):
 
 def idf_schema() -> Any:
     """Columns of ``idf.parquet``."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            column("token", pa.string(), "a word in small letters, or a tokenizer's token"),
-            column("df", pa.int64(), "documents (or sentences) that hold it"),
-            column("idf", pa.float64(), "nats"),
-        ]
+    return schema_of(
+        {
+            "token": ("string", "a word in small letters, or a tokenizer's token"),
+            "df": ("int64", "documents (or sentences) that hold it"),
+            "idf": ("double", "nats"),
+        }
     )
 
 

@@ -29,8 +29,6 @@ from pipelines.storage.store import Store
 from pipelines.storage.tables import list_column
 from pipelines.text.corpus_files import SPLITS
 
-__all__ = ["STAGE", "Config", "mask_schema", "run"]
-
 GROUP_TOKENS = 1 << 18
 """Tokens per row group of the result: a group ends with the first sequence that reaches this number."""
 
@@ -132,11 +130,7 @@ def mask_schema(columns: Sequence[str]) -> Any:
 
 
 def _partials(work: Work[Config]) -> dict[str, list[Path]]:
-    """The partial files of every split.
-
-    Raises:
-        ShareDone: ``--shard`` asked for a share, which is done.
-    """
+    """The partial files of every split.  Raises ShareDone if ``--shard`` asked for a share, which is done."""
     inputs, config, is_share = work.inputs, work.config, False
     data, partials = inputs["sequences"], dict[str, list[Path]]()
     settings: dict[str, Any] = {"stop_words": _stop_words(inputs)}

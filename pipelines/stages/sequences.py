@@ -23,8 +23,6 @@ from pipelines.engine.stage import Run
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
 
-__all__ = ["STAGE", "Config", "run"]
-
 SHORTEST, LONGEST = 8, 1 << 20
 """Tokens that the longest sequence may have."""
 
@@ -61,11 +59,8 @@ def _prepare(opening: Opening[Config]) -> None:
 
 
 def build(run: Run[Config]) -> None:
-    """Pack a corpus into sequences.
-
-    Raises:
-        InputError: the tokenizer is damaged, or has no tokens to begin and end a sequence.
-    """
+    """Pack a corpus into sequences.  Raises InputError if the tokenizer is damaged, or has no tokens to begin and end a
+    sequence."""
     packing: str = run.config.packing
     if packing == "examples" and run.inputs["corpus"].counts.get("shape") in ("summaries", "segments"):
         packing = "documents"

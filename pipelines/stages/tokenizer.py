@@ -24,8 +24,6 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, is_parallel, read_blocks
 
-__all__ = ["STAGE", "Config", "run", "training_texts"]
-
 ROBERTA_TOKENS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 BYTES = 256
@@ -97,11 +95,8 @@ def training_texts(corpus: Artifact, column: str = "both") -> Iterator[list[str]
 
 
 def build(run: Run[Config]) -> None:
-    """Train a tokenizer on the training split of a corpus.
-
-    Raises:
-        InputError: the text has fewer than two distinct characters, or nothing in it occurs often enough to get an entry.
-    """
+    """Train a tokenizer on the training split of a corpus.  Raises InputError if the text has fewer than two distinct
+    characters, or nothing in it occurs often enough to get an entry."""
     config = run.config
     corpus: Artifact = run.inputs["corpus"]
     blocks = int(corpus.counts.get("blocks", 0)) or None

@@ -21,11 +21,8 @@ _MIN_WORDS = 5
 
 
 def python_docs_files() -> Files:
-    """The source files from which the text is taken, with their digests.
-
-    Raises:
-        MachineError: this Python comes without the source of its standard library.
-    """
+    """The source files from which the text is taken, with their digests.  Raises MachineError if this Python comes without the
+    source of its standard library."""
     library = Path(sysconfig.get_path("stdlib"))
     names = sorted(
         path.relative_to(library).as_posix()

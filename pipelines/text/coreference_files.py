@@ -43,11 +43,8 @@ class Text:
 def read_coreference(
     paths: Sequence[Path], names: Sequence[str], format_: str | None, encoding: str, notes: Notes
 ) -> Iterator[Text]:
-    """The documents of some files, in one of `FORMATS`; by default the first line of each file tells which.
-
-    Raises:
-        InputError: a file is in none of these formats, or its brackets do not match.
-    """
+    """The documents of some files, in one of `FORMATS`; by default the first line of each file tells which.  Raises InputError
+    if a file is in none of these formats, or its brackets do not match."""
     for path, name in zip(paths, names, strict=True):
         file = TextFile(path, name, encoding, notes)
         yield from _READERS[format_ or _guess(file)](file)

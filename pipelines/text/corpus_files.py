@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
-from pipelines.storage.tables import BLOCKS, DOCUMENTS, column, list_column
+from pipelines.storage.tables import BLOCKS, DOCUMENTS, column, list_column, schema_of
 
 SPLITS = ("train", "valid", "test")
 PAIR = "_pair"
@@ -53,29 +53,23 @@ def block_schema() -> Any:
 
 def document_schema() -> Any:
     """Columns of ``documents.parquet``."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            column("document", pa.int64(), "row number"),
-            column("id", pa.string(), "unique; a digest of the text where the source has none"),
-            column("source", pa.string(), "name of the file"),
-            column("blocks", pa.int32(), "count"),
-            column("sentences", pa.int64(), "count"),
-            column("characters", pa.int64(), "code points, without the newlines between blocks"),
-            column("split", pa.string(), "train, valid or test; mixed when its blocks differ"),
-            pa.field("pair", pa.string(), metadata={"unit": "second text of a task's example"}),
-            pa.field("label", pa.string(), metadata={"unit": "label of a task's example"}),
-        ]
-    )
+    columns = {
+        "document": ("int64", "row number"),
+        "id": ("string", "unique; a digest of the text where the source has none"),
+        "source": ("string", "name of the file"),
+        "blocks": ("int32", "count"),
+        "sentences": ("int64", "count"),
+        "characters": ("int64", "code points, without the newlines between blocks"),
+        "split": ("string", "train, valid or test; mixed when its blocks differ"),
+        "pair": ("string", "second text of a task's example"),
+        "label": ("string", "label of a task's example"),
+    }
+    return schema_of(columns, may_be_null=("pair", "label"))
 
 
 def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) -> Iterator[Any]:
-    """Record batches of ``blocks.parquet``, in order.
-
-    Raises:
-        ArtifactMismatch: a column is missing, occurs twice, has another type or has nulls.
-    """
+    """Record batches of ``blocks.parquet``, in order.  Raises ArtifactMismatch if a column is missing, occurs twice, has
+    another type or has nulls."""
     import pyarrow as pa
 
     columns = list(columns)

@@ -62,11 +62,7 @@ def build(run: Run) -> None:
 
 
 def _labels(corpus: Artifact) -> list[str | None]:
-    """The label of each document.
-
-    Raises:
-        InputError: a document has more texts than an example has.
-    """
+    """The label of each document.  Raises InputError if a document has more texts than an example has."""
     with corpus.open(DOCUMENTS) as raw:
         table = open_parquet(raw).read(columns=["label", "blocks"])
     if "shape" not in corpus.counts and table.num_rows and table["blocks"].to_numpy().max() > 2:

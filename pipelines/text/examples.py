@@ -113,11 +113,8 @@ class Record:
 
 
 def read_examples(file: TextFile, split: str, layout: Layout, source_column: str | None = None) -> Iterator[Record]:
-    """The examples of one file.  A file of the split ``test`` needs no labels.
-
-    Raises:
-        InputError: the file is not in its format, or lacks a column; the message names file and line.
-    """
+    """The examples of one file.  A file of the split ``test`` needs no labels.  Raises InputError if the file is not in its
+    format, or lacks a column; the message names file and line."""
     kind = format_of(file.name, layout.format)
     if kind not in _READERS:
         raise InputError(
@@ -128,11 +125,8 @@ def read_examples(file: TextFile, split: str, layout: Layout, source_column: str
 
 
 def read_parallel(text: TextFile, pair: TextFile) -> Iterator[Record]:
-    """The examples of two parallel files; pairs with an empty second side are dropped.
-
-    Raises:
-        InputError: the files have different numbers of lines.
-    """
+    """The examples of two parallel files; pairs with an empty second side are dropped.  Raises InputError if the files have
+    different numbers of lines."""
     counts = [0, 0]
     for lines in itertools.zip_longest(text.lines(any_end=False), pair.lines(any_end=False)):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]

@@ -76,11 +76,7 @@ _OF_COLUMN = {
 
 
 def format_for(layout: Layout, names: Sequence[str]) -> Format:
-    """The format of files, from the settings and their names.
-
-    Raises:
-        InputError: a setting belongs to another format.
-    """
+    """The format of files, from the settings and their names.  Raises InputError if a setting belongs to another format."""
     columns = {"--summary-column": layout.summary_column, "--sections-column": layout.sections_column}
     flags = [flag for flag, column in columns.items() if column is not None]
     if len(flags) == 2:

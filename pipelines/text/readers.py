@@ -132,10 +132,7 @@ class _Gunzipped(io.RawIOBase):
 @contextlib.contextmanager
 def open_text(path: Path, name: str, encoding: str, start: int = 0, stop: int | None = None) -> Iterator[BinaryIO]:
     """The bytes of a text file, decompressed if its name ends in ``.gz``; of a file that is not compressed perhaps a part.
-
-    Raises:
-        InputError: the first bytes show that it is not text, not gzip, or in another encoding.
-    """
+    Raises InputError if the first bytes show that it is not text, not gzip, or in another encoding."""
     with machine_errors(f"cannot read {str(path)!r}"), path.open("rb") as raw:
         head = raw.read(16)
         raw.seek(0)

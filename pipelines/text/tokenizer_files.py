@@ -82,10 +82,7 @@ def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
 
 def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | None]:
     """The token ids of ``cls``, ``sep``, ``pad``, ``mask`` and ``unk``; ``bos`` and ``eos`` serve as ``cls`` and ``sep``.
-
-    Raises:
-        InputError: no token can begin or end a sequence.
-    """
+    Raises InputError if no token can begin or end a sequence."""
     named = named_tokens(files)
     roles: dict[str, int | None] = {}
     for role, (first, second, *usual) in _ROLES.items():

@@ -33,7 +33,11 @@ SETTINGS = "guide.settings"
 
 
 def load_settings(context: Any, path: Path | None) -> Path | None:
-    """Make ``guide.toml`` the defaults of the command that is being parsed."""
+    """Make ``guide.toml``, or the file that the user named, the defaults of the command that is being parsed.
+
+    Raises:
+        InputError: the file cannot be read, or has an unknown table or key.
+    """
     if not hasattr(context.command, "settings"):  # a group, before the command is known
         return path
     names: list[str] = []
@@ -41,39 +45,25 @@ def load_settings(context: Any, path: Path | None) -> Path | None:
     while top.parent is not None:
         names.insert(0, top.info_name)
         top = top.parent
-    chosen = path or (context.parent.obj or {}).get("config_file")
-    context.meta[SETTINGS] = chosen or DEFAULT_FILE
-    try:
-        context.default_map = settings_for(chosen, top.command, names)
-    except InputError:
-        if not context.resilient_parsing:  # completion goes on without the file
-            raise
+    file = path or (context.parent.obj or {}).get("config_file") or DEFAULT_FILE
+    context.meta[SETTINGS] = file
+    if file is not DEFAULT_FILE or os.path.lexists(file):
+        try:
+            context.default_map = _settings_of(names, read_toml(file), top.command, file)
+        except InputError:
+            if not context.resilient_parsing:  # completion goes on without the file
+                raise
     return path
 
 
-def settings_for(path: Path | None, group: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The settings of one command, by parameter name; the whole file is checked.
-
-    Args:
-        path: the file that the user named, or None for ``./guide.toml`` if it exists.
-        group: the root of the command tree.
-        names: the words of the command: ``("plan", "check")``.
-
-    Raises:
-        InputError: the file cannot be read, or has an unknown table or key.
-    """
-    if path is None:
-        if not os.path.lexists(DEFAULT_FILE):
-            return {}
-        path = DEFAULT_FILE
-    table = read_toml(path)
+def _settings_of(names: Iterable[str], table: dict[str, Any], command: Any, path: Path) -> dict[str, Any]:
+    """The settings of one command, by parameter name; the whole table is checked."""
     top = {key: value for key, value in table.items() if not isinstance(value, dict)}
     for key in top:
         if key != "store":
-            raise _unknown(path, "setting", key, ["store", *group.commands])
+            raise _unknown(path, "setting", key, ["store", *command.commands])
     table = {key: value for key, value in table.items() if key not in top}
-    _check(path, group, table)
-    command = group
+    _check(path, command, table)
     for name in names:
         table, command = table.get(name, {}), command.commands[name]
     parameters = _parameters(command)

@@ -13,7 +13,7 @@ from cli import completion
 from cli.app import parameter
 from cli.options import Session, stage_command
 from cli.tables import folded
-from pipelines.engine.declaration import Stage, Table, Take
+from pipelines.engine.declaration import Stage, Take
 from pipelines.engine.stage import Result
 from pipelines.stages import STAGES
 
@@ -28,7 +28,9 @@ def register(stage: Stage[Any, Any]) -> None:
         options = {name: references[name] for name in stage.options} | session.options()
         result: Result | None = stage.run(config, stdin=sys.stdin.buffer, **inputs, **options)
         if result is not None:
-            tell_table(session, about.show(result.artifact, config))
+            table = about.show(result.artifact, config)
+            for line in (*folded(table.titles, table.rows, None), *table.notes):
+                session.tell(line)
         return result
 
     run.__doc__ = about.help
@@ -56,12 +58,6 @@ def _input(name: str, take: Take) -> inspect.Parameter:
     if take.option:
         info = typer.Option(*([f"--{take.flag}"] if take.flag else []), help=take.help, autocompletion=offered)
     return parameter(name, kind | None, info, None) if take.optional else parameter(name, kind, info)
-
-
-def tell_table(session: Session, table: Table) -> None:
-    """Print the table of a result on stderr, for people."""
-    for line in (*folded(table.titles, table.rows, None), *table.notes):
-        session.tell(line)
 
 
 for path in STAGES:

@@ -6,6 +6,7 @@ import importlib.util
 import platform
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -38,31 +39,23 @@ class Finding:
 
 def examine(store: Store) -> list[Finding]:
     """All findings, in reading order."""
-    return [
-        Finding("python", platform.python_implementation(), "ok", platform.python_version()),
-        *packages(),
-        *extras(),
-        *language_models(),
-        *devices(),
-        *storage(store),
-        *shadows(),
-    ]
+    python = [Finding("python", platform.python_implementation(), "ok", platform.python_version())]
+    return [*python, *packages(), *extras(), *language_models(), *devices(), *storage(store), *shadows()]
 
 
-def packages() -> list[Finding]:
+def packages() -> Iterator[Finding]:
     """The installed versions of packages, compared with `FLOORS` and `CEILINGS`."""
-    findings = []
     for name in (*FLOORS, *OTHERS):
         version = _installed(name)
+        state: State = "ok"
+        detail = version or "not installed"
         if version is None:
-            findings.append(Finding("package", name, "bad" if name in FLOORS else "absent", "not installed"))
+            state = "bad" if name in FLOORS else "absent"
         elif name in FLOORS and version_key(version) < version_key(FLOORS[name]):
-            findings.append(Finding("package", name, "bad", f"{version}; guide needs {FLOORS[name]} or newer"))
+            state, detail = "bad", f"{version}; guide needs {FLOORS[name]} or newer"
         elif name in CEILINGS and version_key(version) >= version_key(CEILINGS[name]):
-            findings.append(Finding("package", name, "bad", f"{version}; guide needs a version below {CEILINGS[name]}"))
-        else:
-            findings.append(Finding("package", name, "ok", version))
-    return findings
+            state, detail = "bad", f"{version}; guide needs a version below {CEILINGS[name]}"
+        yield Finding("package", name, state, detail)
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -74,31 +67,25 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def extras() -> list[Finding]:
-    findings = []
+def extras() -> Iterator[Finding]:
+    """Whether the packages of each extra are installed."""
     for extra, names in EXTRAS.items():
-        missing = [name for name in names if importlib.util.find_spec(name) is None]
-        detail = (
-            f"pip install 'attention-guide[{extra}]'"
-            if missing
-            else ", ".join(f"{n} {_installed(n) or ''}".strip() for n in names)
-        )
-        findings.append(Finding("extra", extra, "absent" if missing else "ok", detail))
-    return findings
+        if any(importlib.util.find_spec(name) is None for name in names):
+            yield Finding("extra", extra, "absent", f"pip install 'attention-guide[{extra}]'")
+        else:
+            yield Finding("extra", extra, "ok", ", ".join(f"{name} {_installed(name) or ''}".strip() for name in names))
 
 
-def language_models() -> list[Finding]:
+def language_models() -> Iterator[Finding]:
     """The installed spaCy models, found without importing spaCy."""
     models = {
         entry.dist.name: entry.dist.version for entry in metadata.entry_points(group="spacy_models") if entry.dist
     }
+    for name, version in sorted(models.items()):
+        yield Finding("language model", name, "ok", version)
     if not models:
-        return [
-            Finding(
-                "language model", "spacy", "absent", "none; install one with `python -m spacy download en_core_web_sm`"
-            )
-        ]
-    return [Finding("language model", name, "ok", version) for name, version in sorted(models.items())]
+        how = "none; install one with `python -m spacy download en_core_web_sm`"
+        yield Finding("language model", "spacy", "absent", how)
 
 
 def devices() -> list[Finding]:
@@ -131,22 +118,19 @@ def storage(store: Store) -> list[Finding]:
     return [Finding("store", str(store.root), "ok", f"writable, locks work, {free / 1e9:.1f} GB free")]
 
 
-def shadows() -> list[Finding]:
+def shadows() -> Iterator[Finding]:
     """Whether our package names import our packages, from the folder that this module is in."""
-    findings = []
     for name in OURS:
         spec = importlib.util.find_spec(name)
         folder = Path(spec.origin).resolve().parent if spec and spec.origin else None
-        if folder == ROOT / name:
-            others = [d for d in metadata.packages_distributions().get(name, []) if d != "attention-guide"]
-            state: State = "bad" if others else "ok"
-            detail = f"also installed by {', '.join(others)}" if others else str(folder)
-            findings.append(Finding("import", name, state, detail))
+        others = [each for each in metadata.packages_distributions().get(name, []) if each != "attention-guide"]
+        if folder != ROOT / name:
+            detail = f"{folder} shadows {ROOT / name}; install guide in its own environment"
+            yield Finding("import", name, "bad", detail)
+        elif others:
+            yield Finding("import", name, "bad", f"also installed by {', '.join(others)}")
         else:
-            findings.append(
-                Finding("import", name, "bad", f"{folder} shadows {ROOT / name}; install guide in its own environment")
-            )
-    return findings
+            yield Finding("import", name, "ok", str(folder))
 
 
 def _installed(package: str) -> str | None:

@@ -151,7 +151,7 @@ def tables(comparison: Comparison) -> list[Table]:
     if others:
         pairs: list[Column] = [("pairs", lambda row: str(row.num_pairs))] if many else []
         tested = POWERED | ({"score": "score"} if comparison.score else {})
-        columns = [column for name, title in tested.items() for column in ((title, _difference(name)), ("p", _p(name)))]
+        columns = [column for name, title in tested.items() for column in _difference(name, title)]
         test = " (p: two-sided t-test of pairs, which have the same seed)" if many else ""
         shown.append(_table(f"difference from {base}{test}", others, *pairs, *columns))
     if others and comparison.power is not None:
@@ -183,12 +183,8 @@ def _mean(name: str, form: str) -> Cell:
     return lambda row: _with_spread(row.summary[name], form)
 
 
-def _difference(name: str) -> Cell:
-    return lambda row: _with_spread(row.difference[name], "+.3f")
-
-
-def _p(name: str) -> Cell:
-    return lambda row: p_value(row.p[name])
+def _difference(name: str, title: str) -> list[Column]:
+    return [(title, lambda row: _with_spread(row.difference[name], "+.3f")), ("p", lambda row: p_value(row.p[name]))]
 
 
 def p_value(p: float | None) -> str:

@@ -171,12 +171,8 @@ def reach_of(plan: Plan, shape: Shape, scores: Mapping[tuple[int, int], float] |
         for site, site_plan in plan_sites(plan, sites, part, scores).items():
             for assignment in site_plan.assignments:
                 reach[assignment.number][site] = assignment.heads
-    return {number: dict(sorted(selected.items(), key=_in_order)) for number, selected in reach.items()}
-
-
-def _in_order(item: tuple[Site, Any]) -> tuple[bool, bool, int]:
-    site = item[0]
-    return site.stack != "encoder", site.attention != "self", site.layer
+    order = sorted(sites, key=lambda site: (site.stack != "encoder", site.attention != "self", site.layer))
+    return {number: {site: heads[site] for site in order if site in heads} for number, heads in reach.items()}
 
 
 def _added_sites(plan: Plan, shape: Shape) -> Iterator[Site]:

@@ -113,10 +113,11 @@ def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> lis
     first, *others = searches
     tests: list[Tested] = []
     for other, label in zip(others, labels[1:], strict=True):
-        for what in ("task", "dataset"):
-            one, two = (_fact(search, what) for search in (first, other))
+        tasks = [search.counts["task"] for search in (first, other)]
+        datasets = [search.manifest["inputs"]["dataset"]["content"][:16] for search in (first, other)]
+        for what, (one, two) in (("task", tasks), ("dataset", datasets)):
             if one != two:
-                raise ArtifactMismatch(f"{labels[0]} and {label} have not the same {what}: {one[:16]} and {two[:16]}")
+                raise ArtifactMismatch(f"{labels[0]} and {label} have not the same {what}: {one} and {two}")
         moments, others_moments = (_tested_runs(search, name) for search, name in ((first, labels[0]), (other, label)))
         common = [moment for moment in moments if moment in others_moments]
         if not common:
@@ -146,10 +147,6 @@ def _tests(first: str, other: str, baseline: Runs, runs: Runs, moment: str) -> I
         difference = paired_t(differences, shared_folds=shared_folds)
         means = statistics.fmean(before), statistics.fmean(after)
         yield Tested(first, other, metric + moment, *means, difference, unit="folds" if shared_folds else "seeds")
-
-
-def _fact(search: Artifact, what: str) -> str:
-    return str(search.counts["task"] if what == "task" else search.manifest["inputs"]["dataset"]["content"])
 
 
 def _tested_runs(search: Artifact, label: str) -> dict[int | None, Runs]:

@@ -1,20 +1,31 @@
 """Serves the page to one person on this machine.
 
-A request must name this server, or the address at which it arrived, as its host and carry a cookie, which the page gets for a token that stands only in the fragment
-of the address that is printed.  Nothing is shared with other origins, file names come from a table, and errors say nothing about
-the machine.
+A request must name this server, or the address at which it arrived, as its host and carry a cookie, which the page gets for a
+token that stands only in the fragment of the address that is printed.  Nothing is shared with other origins, file names come
+from a table, and errors say nothing about the machine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import socket
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from guidance.errors import MachineError
 from pipelines.engine.stage import require
 from pipelines.explorer.workspace import Workspace
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+SLOWEST = 10.0
+"""Seconds within which the header of a request must have arrived."""
+
+MOST_WAITING = 64
+"""How many connections may be open without a request; if there are more, the oldest of them is closed."""
 
 DEFAULT_PORT = 8765
 _PORTS = 20
@@ -61,6 +72,51 @@ def in_address(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def protocol() -> type[H11Protocol]:
+    """How uvicorn speaks HTTP, as a class of its own for each server, whose connections count together; none can be held open by
+    sending nothing, or a header byte by byte, for which uvicorn waits for ever."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol  # of the extra `ui`, which not every installation has
+
+    waiting: dict[Any, None] = {}
+
+    class Impatient(H11Protocol):
+        _patience: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            """Give a connection without a request a time limit; data that are no whole header do not extend it."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop_waiting()
+            elif self._patience is None:
+                self._patience = self.loop.call_later(SLOWEST, self._hang_up)
+                waiting[self] = None
+                if len(waiting) > MOST_WAITING:
+                    next(iter(waiting))._hang_up()
+
+        def _hang_up(self) -> None:
+            self._stop_waiting()
+            self.transport.close()
+
+        def _stop_waiting(self) -> None:
+            waiting.pop(self, None)
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+
+    return Impatient
+
+
 @contextlib.contextmanager
 def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Iterator[tuple[str, Callable[[], None]]]:
     """A server that listens; gives the address to open, and a function that answers requests until it is told to stop.
@@ -69,7 +125,6 @@ def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Ite
         require(package, "'attention-guide[ui]'")
     import uvicorn
 
-    from pipelines.explorer.connections import protocol
     from pipelines.explorer.routes import Guard, Routes
 
     listening = free_socket(host, port)

@@ -21,8 +21,7 @@ from pipelines.engine.declaration import Opening
 from pipelines.explorer.worker import Worker
 from pipelines.probing.losses import HeldOut, importance_of
 from pipelines.probing.patterns import lack, read_written
-from pipelines.probing.sequences import WatchedSequences
-from pipelines.probing.survey import Survey, survey
+from pipelines.probing.sequences import Survey, WatchedSequences, survey
 
 CACHED_BYTES = 128 << 20
 """Maps of examples that were looked at are kept in so much memory for each model."""

@@ -49,8 +49,7 @@ def build(run: Run[Config]) -> None:
     """Score the heads of a model.  Raises InputError if a pattern needs a feature that is not there."""
     from guidance.probes.discovery import candidates, chosen, plan_for
     from guidance.probes.importance import normalised
-    from pipelines.probing.sequences import WatchedSequences
-    from pipelines.probing.survey import survey
+    from pipelines.probing.sequences import WatchedSequences, survey
 
     config = run.config
     watched = WatchedSequences(run.inputs, config)

@@ -17,10 +17,9 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from guidance.errors import MachineError
-from pipelines.explorer import connections
-from pipelines.explorer.connections import MOST_WAITING
+from pipelines.explorer import server
 from pipelines.explorer.routes import MOST_BODY, PAGE
-from pipelines.explorer.server import free_socket, serving
+from pipelines.explorer.server import MOST_WAITING, free_socket, serving
 from pipelines.explorer.workspace import as_json
 from tests.pipelines.explorer.serving import Page, model_folder, served
 
@@ -262,7 +261,7 @@ def test_half_open_connections_do_not_lock_anybody_out(page: Page) -> None:
 
 
 def test_a_header_must_arrive_in_time(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "SLOWEST", 0.5)
+    monkeypatch.setattr(server, "SLOWEST", 0.5)
     silent = socket.create_connection(("127.0.0.1", page.port), timeout=5)
     (dripping,) = half_open(page, 1)
     again = http.client.HTTPConnection("127.0.0.1", page.port, timeout=5)

@@ -139,10 +139,16 @@ def build(run: Run[Config]) -> None:
 
 def _build(run: Run[Config]) -> None:
     from pipelines.text.corpus_writer import write_corpus
+    from pipelines.text.drafts import Draft
 
     config, notes = run.config, Notes()
     paths = _read(run, notes)
-    _tell_of_lines(paths)
+    names = list(dict.fromkeys(name for path in paths for name in Draft.open(path).line_files))
+    if names:
+        files, them = f"{len(names):,} files, first {names[0]!r}", "them"
+        if len(names) == 1:
+            files, them = repr(names[0]), "it"
+        log.info("one sentence a line: %s; --sentences rules reads %s as prose", files, them)
     run.out.counts |= write_corpus(
         paths,
         run.out,
@@ -158,18 +164,6 @@ def _build(run: Run[Config]) -> None:
 
 def _spec(config: Config) -> str:
     return "rules" if config.sentences == "auto" else config.sentences
-
-
-def _tell_of_lines(paths: Sequence[Path]) -> None:
-    from pipelines.text.drafts import Draft
-
-    names = list(dict.fromkeys(name for path in paths for name in Draft.open(path).line_files))
-    if names:
-        log.info(
-            "one sentence a line: %s; --sentences rules reads %s as prose",
-            repr(names[0]) if len(names) == 1 else f"{len(names):,} files, first {names[0]!r}",
-            "it" if len(names) == 1 else "them",
-        )
 
 
 # shards
@@ -238,10 +232,8 @@ def draft(shard: Bundle, settings: Mapping[str, Any], path: Path) -> None:
                 writer.add(document, continues=continues, is_open=is_open)
 
 
-@functools.lru_cache(maxsize=1)
-def _splitter(spec: str) -> Any:
-    """The splitter, kept for the next shard: models take seconds to load."""
-    return splitter(spec)
+_splitter = functools.lru_cache(maxsize=1)(splitter)
+"""The splitter, kept for the next shard: models take seconds to load."""
 
 
 def _text_documents(piece: Piece, config: Config, notes: Notes, line_files: list[str]) -> Iterator[Document]:

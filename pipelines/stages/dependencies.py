@@ -180,17 +180,17 @@ def _opened(
     if kind == "conllu":
         treebank = Treebank([Path(path) for path in paths], names, max_words)
         facts = {"scheme": treebank.scheme, "language": "", "warnings": "\n".join(treebank.warnings)}
-        return functools.partial(_look_up, treebank), facts
+
+        def look_up(shard: Shard, sentences: Sequence[Sentence]) -> list[Tree]:
+            ids = _document_ids(shard, {document for document, *_ in sentences})
+            return [treebank.find(ids[document], number, text) for document, number, _, text in sentences]
+
+        return look_up, facts
     model: Any = MODELS[kind][0](rest, device, max_words)
     return (
         lambda _, sentences: model([text for *_, text in sentences]),
         {"scheme": model.scheme, "language": model.language},
     )
-
-
-def _look_up(treebank: Treebank, shard: Shard, sentences: Sequence[Sentence]) -> list[Tree]:
-    ids = _document_ids(shard, {document for document, *_ in sentences})
-    return [treebank.find(ids[document], number, text) for document, number, _, text in sentences]
 
 
 def _document_ids(shard: Shard, wanted: set[int]) -> dict[int, str]:

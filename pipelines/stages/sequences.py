@@ -78,10 +78,8 @@ _BUILDERS = {
 
 def _sizes(made: Artifact, config: Config) -> Table:
     """How many sequences and tokens each split has."""
-    splits = made.counts["splits"].items()
-    return Table(
-        notes=["; ".join(f"{name} {n['sequences']:,} sequences, {n['tokens']:,} tokens" for name, n in splits)]
-    )
+    splits = (f"{s} {n['sequences']:,} sequences, {n['tokens']:,} tokens" for s, n in made.counts["splits"].items())
+    return Table(notes=["; ".join(splits)])
 
 
 STAGE = Stage(

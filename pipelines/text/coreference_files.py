@@ -47,18 +47,14 @@ def read_coreference(
     if a file is in none of these formats, or its brackets do not match."""
     for path, name in zip(paths, names, strict=True):
         file = TextFile(path, name, encoding, notes)
-        yield from _READERS[format_ or _guess(file)](file)
-
-
-def _guess(file: TextFile) -> str:
-    first = file.first_line()
-    for kind, beginning in _BEGINNINGS.items():
-        if re.match(beginning, first):
-            return kind
-    raise InputError(
-        f"{file.name!r}: no format of coreference that is known, begins with {first[:60]!r}",
-        hint=f"--format {', '.join(FORMATS)}",
-    )
+        first = file.first_line() if format_ is None else ""
+        kind = format_ or next((kind for kind, start in _BEGINNINGS.items() if re.match(start, first)), None)
+        if kind is None:
+            raise InputError(
+                f"{name!r}: no format of coreference that is known, begins with {first[:60]!r}",
+                hint=f"--format {', '.join(FORMATS)}",
+            )
+        yield from _READERS[kind](file)
 
 
 _BEGINNINGS = {
@@ -123,7 +119,9 @@ def _text(
     opened, mentions = dict[str, list[int]](), list[Mention]()
     for word, text, where in brackets:
         for alone, begins, ends in _BRACKET.findall(text):
-            entity = _entity(alone or begins or ends)
+            label = alone or begins or ends
+            number = re.match(r"[A-Za-z]+-(\d+)", label)  # of an entity such as person-12-Name
+            entity = number[1] if number else label
             if begins:
                 opened.setdefault(entity, []).append(word)
             else:
@@ -134,12 +132,6 @@ def _text(
     if left := [entity for entity, starts in opened.items() if starts]:
         raise InputError(f"{place}: entity {left[0]!r} begins and never ends")
     return Text(title, words, sentences, sorted(mentions, key=lambda mention: (mention.start, mention.end)))
-
-
-def _entity(label: str) -> str:
-    """The entity of a bracket: ``12``, or the number in ``person-12-Name``."""
-    number = re.match(r"[A-Za-z]+-(\d+)", label)
-    return number[1] if number else label
 
 
 def _mention(words: Sequence[str], start: int, end: int, entity: str, asks: bool | None = None) -> Mention:

@@ -102,14 +102,6 @@ def _windows(order: Any, first: Any, size: Any, words: Any, room: int) -> tuple[
     return blocks, firsts, sizes, int((size > room).sum())
 
 
-def _pairs_in_order(kept: Any, number: Any) -> Any:
-    """The kept blocks, with the first block of an example again before its third and every later one."""
-    blocks = np.flatnonzero(kept)
-    first = blocks - number[blocks]
-    again = number[blocks] > 1
-    return np.insert(blocks, np.flatnonzero(again), first[again])
-
-
 def _words(blocks: Any, encodings: Any) -> Any:
     """For each token of some blocks, the number of its word in the block; words are parted by single spaces."""
     words = [np.zeros(0, np.int32)]
@@ -148,7 +140,10 @@ class _Layout:
             kept = splits == split
             if not kept.any():
                 continue
-            order = _pairs_in_order(kept, number)
+            order = np.flatnonzero(kept)
+            # the first block of an example stands again before its third and every later one
+            again = np.flatnonzero(number[order] > 1)
+            order = np.insert(order, again, (order - number[order])[again])
             first, size, divided = (np.cumsum(sizes) - sizes)[order], sizes[order], 0
             if words is not None:
                 order, first, size, divided = _windows(order, first, size, words, self._length - 2)

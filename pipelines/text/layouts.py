@@ -92,15 +92,11 @@ def _literal(text: str | None, place: str) -> str | None:
         raise InputError(f"{place}: neither text nor a bytes literal in UTF-8") from error
 
 
-def _coarse(record: Record) -> Record:
-    """TREC's ``COARSE:fine``, coarse."""
-    return replace(record, label=(record.label or "").partition(":")[0] or None)
+def _relabelled(change: Callable[[str], str | None]) -> Callable[[Record], Record]:
+    return lambda record: replace(record, label=change(record.label) if record.label else record.label)
 
 
-def _spelled(record: Record) -> Record:
-    labels = {"e": "entailment", "n": "neutral", "c": "contradiction"}
-    return replace(record, label=labels.get(record.label or "", record.label))
-
+_ANLI = {"e": "entailment", "n": "neutral", "c": "contradiction"}
 
 # readers
 
@@ -226,14 +222,18 @@ LAYOUTS: Mapping[str, Known] = {
     "sick-relatedness": Known("tsv", _pairs("sentence_A", "sentence_B", "relatedness_score", "pair_ID")),
     "paws": Known("tsv", _pairs("sentence1", "sentence2", "label", "id"), change=_without_bytes),
     "americasnli": Known("tsv", ({"text": "premise", "pair": "hypothesis", "label": "label", "source": "language"},)),
-    "anli": Known("jsonl", _pairs("context", "hypothesis", "label", "uid"), change=_spelled),
+    "anli": Known(
+        "jsonl",
+        _pairs("context", "hypothesis", "label", "uid"),
+        change=_relabelled(lambda label: _ANLI.get(label, label)),
+    ),
     "advglue-sst2": _adversarial_glue("sst2", "sentence"),
     "advglue-qqp": _adversarial_glue("qqp", "question1", "question2"),
     "advglue-mnli": _adversarial_glue("mnli", "premise", "hypothesis"),
     "advglue-qnli": _adversarial_glue("qnli", "question", "sentence"),
     "advglue-rte": _adversarial_glue("rte", "sentence1", "sentence2"),
     "masakhanews": Known("tsv", ({"text": "text", "label": "category"},), settings={"quoting": True}),
-    "trec": Known("label-text", encoding="latin-1", change=_coarse),
+    "trec": Known("label-text", encoding="latin-1", change=_relabelled(lambda label: label.partition(":")[0] or None)),
     "trec-fine": Known("label-text", encoding="latin-1"),
     "sst": _trees(fine=False, phrases=False),
     "sst-phrases": _trees(fine=False, phrases=True),

@@ -112,7 +112,11 @@ class Packer:
         documents = tokens.document[firsts]
         long = np.flatnonzero(lengths > capacity)
         if len(long):
-            lengths, documents = _cut_long(lengths, documents, capacity)
+            # units that are too long are cut into full pieces and a last, shorter one
+            pieces = -(-lengths // capacity)
+            rests = lengths - (pieces - 1) * capacity
+            lengths, documents = np.full(int(pieces.sum()), capacity), np.repeat(documents, pieces)
+            lengths[np.cumsum(pieces) - 1] = rests
         sizes, documents_of_units = lengths.tolist(), documents.tolist()
         # for each unit the position of its first token in the concatenation of all sequences
         places, ends = [], []
@@ -146,12 +150,3 @@ class Packer:
             lengths[:complete],
         )
         return lay_out(tokens.at(slice(kept)), target, np.asarray(ends), self.begin, self.separator)
-
-
-def _cut_long(lengths: Any, documents: Any, capacity: int) -> tuple[Any, Any]:
-    """Lengths and documents of units, where units over ``capacity`` are cut into full pieces and a last, shorter one."""
-    pieces = -(-lengths // capacity)
-    cut = np.full(int(pieces.sum()), capacity)
-    lasts = np.cumsum(pieces) - 1
-    cut[lasts] = lengths - (pieces - 1) * capacity
-    return cut, np.repeat(documents, pieces)

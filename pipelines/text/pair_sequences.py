@@ -81,18 +81,14 @@ def _pairs(
             tokens, sizes = _first_tokens(sources, source_sizes, kept, length - 2)
             packed = one_each(tokens, sizes, source.begin, source.separator)
             tokens, sizes = _first_tokens(targets, target_sizes, kept, length - 1)
-            column = _with_ends(tokens.id, sizes, target.separator)
-            own["target_tokens"] += len(column.values)
+            offsets = np.concatenate([[0], np.cumsum(sizes + 1)]).astype(np.int32)
+            ids = np.full(offsets[-1], target.separator, np.int32)  # one is left behind each target
+            ids[np.arange(len(tokens.id)) + np.repeat(np.arange(len(sizes)), sizes)] = tokens.id
+            kind = pair_schema().field("target").type
+            column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids), type=kind)
+            own["target_tokens"] += len(ids)
             own["target_unknown_tokens"] += int((tokens.id == target.special["unk"]).sum())
             yield split, packed, [column]
-
-
-def _with_ends(ids: Any, sizes: Any, end: int) -> Any:
-    """Targets as lists of ids, each with ``end`` behind it."""
-    offsets = np.concatenate([[0], np.cumsum(sizes + 1)]).astype(np.int32)
-    values = np.full(offsets[-1], end, np.int32)
-    values[np.arange(len(ids)) + np.repeat(np.arange(len(sizes)), sizes)] = ids
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=pair_schema().field("target").type)
 
 
 def _first_tokens(tokens: Tokens, sizes: Any, kept: Any, limit: int) -> tuple[Tokens, Any]:

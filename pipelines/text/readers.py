@@ -11,6 +11,7 @@ import contextlib
 import gzip
 import io
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -237,8 +238,12 @@ def decode(
             ) from error
         except UnicodeError as error:
             raise InputError(f"{name!r}, line {lines + 1}, byte {position}: not {encoding} ({error})") from error
-        if not (is_utf8 or text.isascii()):
-            _check_surrogates(text, f"{name!r}, from line {lines + 1}, byte {position}", encoding)
+        if not is_utf8 and (half := re.search("[\ud800-\udfff]", text)):  # some encodings, such as utf-7, can spell it
+            raise InputError(
+                f"{name!r}, from line {lines + 1}, byte {position}: not {encoding} "
+                f"(character {half.start()} is half of a surrogate pair)",
+                hint="name its encoding, for example --encoding latin-1",
+            )
         position += len(data)
         if first and text:
             text, first = text.removeprefix("\ufeff"), False
@@ -250,17 +255,6 @@ def decode(
             break
     if any_end and is_whole and isinstance(newlines.newlines, tuple):
         notes.warn(MIXED_LINE_ENDS, repr(name))
-
-
-def _check_surrogates(text: str, place: str, encoding: str) -> None:
-    """Raise InputError if the text has half a surrogate pair, which some encodings, such as utf-7, can spell."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{place}: not {encoding} (character {error.start} is half of a surrogate pair)",
-            hint="name its encoding, for example --encoding latin-1",
-        ) from error
 
 
 def read_lines(chunks: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[int, str]]:

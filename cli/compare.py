@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,7 +138,7 @@ def _losses(text: str | None) -> list[float]:
     return losses
 
 
-TESTED = ("metric", "baseline", "other", "value", "value", "difference", "95 % interval", "p", "corrected p", "test")
+TESTED = ("difference", "95 % interval", "p", "corrected p", "test")
 REACHED = ("metric", "baseline", "other", "last score", "steps to it", "of", "seconds to it", "of")
 
 
@@ -153,31 +154,38 @@ def _as_json(tested: Tested) -> dict[str, Any]:
 
 def _compare_results(session: Session, kind: str, references: list[str]) -> None:
     """Compare evaluations, or searches."""
-    from pipelines.views.evaluations import compare_evaluations
+    from pipelines.views.evaluations import compare_evaluations, labels_of
     from pipelines.views.searches import compare_searches, equal_scores
 
     if len(references) < 2:
         raise InputError(f"one {kind} has nothing to be compared with", hint=f"guide compare {kind.upper()} OTHER")
     with contextlib.ExitStack() as opened:
         results = [opened.enter_context(session.store.load(each, kind=kind)) for each in references]
+        label = dict(zip(references, labels_of(results, references, session.store), strict=True))
         tests = (compare_searches if kind == "search" else compare_evaluations)(results, references)
         reached = equal_scores(results, references) if kind == "search" else []
     if session.json:
         along = {"equal_scores": [dataclasses.asdict(each) for each in reached]} if reached else {}
         return say_json({"comparisons": [_as_json(tested) for tested in tests], **along})
-    rows = []
-    for tested in tests:
-        difference = tested.difference
-        values = (f"{tested.first:.4f}", f"{tested.second:.4f}", f"{difference.effect:+.4f}")
-        interval = "" if math.isnan(difference.low) else f"{difference.low:+.4f} to {difference.high:+.4f}"
-        test = (f"{difference.p:.4f}", f"{tested.corrected:.4f}", f"{difference.test}, {difference.n:,} {tested.unit}")
-        rows.append((tested.metric, tested.baseline, tested.other, *values, interval, *test))
-    lines = table(TESTED, rows, whole=("baseline", "other"))
+    lines: list[str] = []
+    for other, of_pair in itertools.groupby(tests, lambda tested: tested.other):
+        rows = []
+        for tested in of_pair:
+            difference = tested.difference
+            values = (f"{tested.first:.4f}", f"{tested.second:.4f}", f"{difference.effect:+.4f}")
+            interval = "" if math.isnan(difference.low) else f"{difference.low:+.4f} to {difference.high:+.4f}"
+            test = (
+                f"{difference.p:.4f}",
+                f"{tested.corrected:.4f}",
+                f"{difference.test}, {difference.n:,} {tested.unit}",
+            )
+            rows.append((tested.metric, *values, interval, *test))
+        lines += [""] * bool(lines) + table(("metric", label[references[0]], label[other], *TESTED), rows)
     if reached:
         moments = []
         for each in reached:
             steps, seconds = ("never" if when is None else f"{when:,.0f}" for when in (each.steps, each.seconds))
             of = (f"{each.score:.4f}", steps, f"{each.all_steps:,}", seconds, f"{each.all_seconds:,.0f}")
-            moments.append((each.metric, each.baseline, each.other, *of))
+            moments.append((each.metric, label[each.baseline], label[each.other], *of))
         lines += ["", *table(REACHED, moments, whole=("baseline", "other"))]
     session.answer({}, lines)

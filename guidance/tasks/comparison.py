@@ -79,10 +79,14 @@ def mean_of(values: Sequence[float] | np.ndarray) -> OfSums:
     return OfSums(np.stack([np.ones(len(values)), np.asarray(values)], axis=1), lambda sums: float(sums[1] / sums[0]))
 
 
-def f1_of(agreements: Sequence[Agreement]) -> OfSums:
-    """F1 over all examples, from how well answers and truth agree in each."""
+def of_agreements(agreements: Sequence[Agreement]) -> dict[str, OfSums]:
+    """F1, precision and recall over all examples, from how well answers and truth agree in each."""
     parts = np.array([(each.correct, each.predicted, each.gold) for each in agreements], float)
-    return OfSums(parts, lambda sums: Agreement(*sums).f1)
+    return {
+        "f1": OfSums(parts, lambda sums: Agreement(*sums).f1),
+        "precision": OfSums(parts, lambda sums: Agreement(*sums).precision),
+        "recall": OfSums(parts, lambda sums: Agreement(*sums).recall),
+    }
 
 
 def compare_statistics(pairs: Mapping[str, tuple[Statistic, Statistic]], size: int) -> list[Compared]:

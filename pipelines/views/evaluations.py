@@ -6,7 +6,7 @@ p-values of all comparisons are corrected together by Holm's method.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from guidance.errors import InputError
 from guidance.tasks.significance import Difference, holm
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.storage.store import Store
 from pipelines.training.evaluations import MEASURED
 
 
@@ -66,6 +67,33 @@ def compare_evaluations(evaluations: Sequence[Artifact], labels: Sequence[str]) 
         tested += [Tested(labels[0], label, **vars(each)) for each in compared]
     corrected = holm([each.difference.p for each in tested])
     return [replace(each, corrected=p) for each, p in zip(tested, corrected, strict=True)]
+
+
+def labels_of(results: Sequence[Artifact], references: Sequence[str], store: Store) -> list[str]:
+    """How people call evaluations or searches, no two the same: by their own names, or else those of their models.
+
+    Args:
+        references: how the user called them; used where there are no names, or no different ones.
+    """
+    own, models, data = [], [], []
+    for result, reference in zip(results, references, strict=True):
+        inputs = result.manifest["inputs"]
+        own.append(reference if store.named(reference) else _name(result.kind, {"recipe": result.recipe}, store))
+        models.append(_name("model", inputs.get("model"), store))
+        data.append(_name("corpus", inputs.get("corpus"), store) or _name("sequences", inputs.get("sequences"), store))
+    both = [f"{model} on {name}" if model and name else "" for model, name in zip(models, data, strict=True)]
+    for names in (models, both):
+        labels = [first or second or last for first, second, last in zip(own, names, references, strict=True)]
+        if len(set(labels)) == len(labels):
+            return labels
+    return list(references)
+
+
+def _name(kind: str, described: Mapping[str, Any] | None, store: Store) -> str:
+    """The name of an artifact; empty if it has none."""
+    recipe = (described or {}).get("recipe")
+    name = store.name_of(kind, recipe) if recipe else ""
+    return name if store.named(name) else ""
 
 
 def _predictions(evaluation: Artifact) -> dict[str, list[Any]]:

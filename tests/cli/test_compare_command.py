@@ -14,6 +14,7 @@ from guidance.errors import Interrupted
 from pipelines.progress import Progress
 from pipelines.storage.store import Store
 from tests import runs, trainings
+from tests.pipelines.views.test_evaluations import _few_rounds, evaluation, labelled  # noqa: F401
 from tests.trainings import one_thread  # noqa: F401
 
 Guide = Callable[..., Any]
@@ -42,6 +43,24 @@ def test_the_table_is_on_stdout_and_notes_are_on_stderr(guide: Guide, named: Sto
     assert ["guided", "0.75", "0.75", "8"] in lines
     assert answer.err == "note: guided differs from the baseline in plan\n"
     assert guide("compare", "plain", "guided", "-q").err == ""
+
+
+def test_columns_of_evaluations_are_headed_by_the_names_of_their_models(guide: Guide, named: Store) -> None:
+    models = [named.load(name) for name in ("plain", "guided", "plain")]
+    tables = [labelled(answers, ["a", "b"]) for answers in (["a", "a"], ["a", "b"], ["b", "a"])]
+    made = [
+        evaluation(named.root.parent, "classification", table, model.recipe)
+        for table, model in zip(tables, models, strict=True)
+    ]
+    said = guide("compare", *(each.reference for each in made[:2]))
+    first, row, *_ = (line.split() for line in said.out.splitlines())
+    assert first[:4] == ["metric", "plain@1", "guided@1", "difference"]
+    assert row[:4] == ["accuracy", "0.5000", "1.0000", "+0.5000"]
+    said = guide("compare", *(each.reference for each in made))
+    titles = [line.split()[1:3] for line in said.out.splitlines() if line.startswith("metric")]
+    assert titles == [[made[0].reference, made[1].reference], [made[0].reference, made[2].reference]]
+    found = json.loads(guide("compare", *(each.reference for each in made[:2]), "--json").out)["comparisons"]
+    assert (found[0]["baseline"], found[0]["other"]) == tuple(each.reference for each in made[:2])
 
 
 def test_a_single_run_is_shown_without_differences(guide: Guide, named: Store) -> None:

@@ -164,11 +164,11 @@ class Segmentation(YesNoTask):
 
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
-        """F1 of the boundaries."""
-        from guidance.tasks.comparison import f1_of
+        """F1, precision and recall of the boundaries."""
+        from guidance.tasks.comparison import of_agreements
 
         pairs = zip(gold, predicted, strict=True)
-        return {"f1": f1_of([Agreement.on("1", [true], [guess]) for true, guess in pairs])}
+        return {**of_agreements([Agreement.on("1", [true], [guess]) for true, guess in pairs])}
 
 
 def documents_of(predictions: Sequence[Prediction]) -> list[tuple[list[bool], list[bool]]]:

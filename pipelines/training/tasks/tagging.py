@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import eq
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from guidance.errors import InputError
@@ -162,15 +163,21 @@ class Tagging(Task):
 
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
-        """F1 of entities, if the tags name any, and of the tags of single tokens."""
-        from guidance.tasks.comparison import f1_of
+        """The metrics of `metrics`, as functions of sentences."""
+        import numpy as np
+
+        from guidance.tasks.comparison import OfSums, of_agreements
 
         pairs = [([true.split()], [guess.split()]) for true, guess in zip(gold, predicted, strict=True)]
-        tokens: dict[str, Statistic] = {"token_f1": f1_of([token_agreement(*pair) for pair in pairs])}
+        words = np.array([(len(true), sum(map(eq, true, guess))) for (true,), (guess,) in pairs], float)
+        statistics: dict[str, Statistic] = {
+            "accuracy": OfSums(words, lambda sums: float(sums[1] / max(1, sums[0]))),
+            "token_f1": of_agreements([token_agreement(*pair) for pair in pairs])["f1"],
+        }
         each = [_entities(*pair) for pair in pairs]
         if None in each:
-            return tokens
-        return {"f1": f1_of([agreement[""] for agreement in each if agreement]), **tokens}
+            return statistics
+        return {**of_agreements([agreement[""] for agreement in each if agreement]), **statistics}
 
 
 class _Words(NamedTuple):

@@ -16,7 +16,8 @@ from guidance.tasks import comparison
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
-from pipelines.views.evaluations import compare_evaluations
+from pipelines.views.evaluations import compare_evaluations, labels_of
+from tests import runs
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +87,9 @@ def test_correlations_and_entities_are_those_of_the_whole(tmp_path: Path) -> Non
     found = compare(tmp_path, "tagging", labelled(["B-PER O O", "O B-LOC"] * 10, tags), labelled(tags, tags))  # type: ignore[arg-type]
     assert (found["f1"].first, found["f1"].second) == (0.5, 1.0)
     assert found["token_f1"].first == pytest.approx(0.8)
+    assert {name: tested.first for name, tested in found.items()} == pytest.approx(
+        {"f1": 0.5, "precision": 0.5, "recall": 0.5, "accuracy": 0.8, "token_f1": 0.8}
+    )
 
 
 def test_correlations_far_from_zero_are_those_of_scipy(tmp_path: Path) -> None:
@@ -107,7 +111,10 @@ def test_correlations_far_from_zero_are_those_of_scipy(tmp_path: Path) -> None:
 def test_parts_of_speech_are_compared_by_their_words(tmp_path: Path) -> None:
     gold = ["DET NOUN", "NOUN VERB"]
     found = compare(tmp_path, "tagging", labelled(["DET DET", "NOUN VERB"], gold), labelled(gold, gold))  # type: ignore[arg-type]
-    assert {metric: (tested.first, tested.second) for metric, tested in found.items()} == {"token_f1": (0.75, 1.0)}
+    assert {metric: (tested.first, tested.second) for metric, tested in found.items()} == {
+        "accuracy": (0.75, 1.0),
+        "token_f1": (0.75, 1.0),
+    }
 
 
 def test_translations_by_sacrebleu(tmp_path: Path) -> None:
@@ -151,3 +158,23 @@ def test_one_model_drops_from_clean_to_adversarial_examples(tmp_path: Path) -> N
     ]
     found = {tested.metric: tested for tested in compare_evaluations(numbers, ["clean", "hard"])}
     assert found["mse"].first == pytest.approx(0.25 / 3) == found["mse"].second
+
+
+def test_evaluations_are_called_by_their_names_or_those_of_their_models(tmp_path: Path) -> None:
+    store = Store(tmp_path / "artifacts")
+    models = {name: runs.finished(store, None, plan=name) for name in ("plain", "guided", "nameless")}
+    store.add_name("plain", models["plain"])
+    store.add_name("guided", models["guided"])
+    table, other = labelled(["a"], ["a"]), labelled(["b"], ["b"])
+
+    def called(*made: Artifact) -> list[str]:
+        return labels_of(made, [each.reference for each in made], store)
+
+    plain, guided, nameless = (evaluation(tmp_path, "classification", table, model.recipe) for model in models.values())
+    assert called(plain, guided) == ["plain@1", "guided@1"]
+    assert called(plain, nameless) == ["plain@1", nameless.reference]
+    again = evaluation(tmp_path, "classification", other, models["plain"].recipe)
+    assert called(plain, again) == [plain.reference, again.reference], "two would be called the same"
+    store.add_name("on-others", again)
+    assert called(plain, again) == ["plain@1", "on-others@1"]
+    assert labels_of([plain, again], [plain.reference, "on-others"], store) == ["plain@1", "on-others"]

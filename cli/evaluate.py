@@ -15,6 +15,7 @@ from cli.tables import folded
 from guidance.errors import GateFailed, InputError, did_you_mean
 from pipelines.engine.stage import Result
 from pipelines.stages import evaluate
+from pipelines.training.tasks import TASKS
 
 LOWER_IS_BETTER = ("loss", "perplexity", "nll", "mse", "error", "pk", "windowdiff", "window_diff")
 """The last words of metrics that are better when they are lower."""
@@ -78,7 +79,9 @@ def evaluate_command(
     """
     gates = [*parse_gates(fail_under, "--fail-under"), *parse_gates(fail_over, "--fail-over")]
     result = evaluate.run(model, data, config, **session.options())
-    counts = result.artifact.counts
+    counts, split = result.artifact.counts, result.artifact.manifest["config"]["split"]
+    # a text file is read as a whole, whatever split the settings name
+    session.tell(f"measured on {data}, " + (f"split {split}" if split == config.split else "all of it"))
     for line in metric_lines(counts):
         session.tell(line)
     if failed := list(failures(gates, counts["metrics"])):
@@ -88,7 +91,7 @@ def evaluate_command(
 
 
 def metric_lines(counts: Mapping[str, Any]) -> list[str]:
-    """The metrics of an evaluation as the lines of a table, and its floors below them."""
+    """The metrics of an evaluation as the lines of a table, and below them its floors and what its classes score."""
     rows = [
         (name, _number(value), str(counts["signatures"].get(name, "nats per token" if name == "nll" else "")))
         for name, value in counts["metrics"].items()
@@ -96,18 +99,26 @@ def metric_lines(counts: Mapping[str, Any]) -> list[str]:
     rows += [
         (f"floor: {name}", _number(value), "nats per masked token") for name, value in counts.get("floors", {}).items()
     ]
-    return folded(("metric", "value", "how it is computed"), rows, None) + class_lines(counts.get("classes", {}))
+    if "sparsity" in counts:
+        rows.append(("sparsity", _number(counts["sparsity"]), "share of query-key pairs that the heads cannot use"))
+    lines = folded(("metric", "value", "how it is computed"), rows, None)
+    return lines + class_lines(counts.get("classes", {}), TASKS[counts["task"]].counted if "classes" in counts else "")
 
 
-def class_lines(classes: Mapping[str, Any]) -> list[str]:
-    """Precision, recall and F1 of each class as the lines of a table; empty if there are none, or too many to read."""
+def class_lines(classes: Mapping[str, Any], counted: str) -> list[str]:
+    """Precision, recall and F1 of each class as the lines of a table; empty if there are none, or too many to read.
+
+    Args:
+        counted: what the numbers of a class count, such as examples.
+    """
     if not 0 < len(classes) <= MOST_CLASSES:
         return []
-    rows = [
-        (label, *(f"{scores[name]:.3f}" for name in ("precision", "recall", "f1")), f"{scores['examples']:,}")
-        for label, scores in classes.items()
-    ]
-    return folded(("class", "precision", "recall", "f1", "examples"), rows, None)
+    rows = []
+    for label, scores in classes.items():
+        size = scores["examples"]
+        of_true = (f"{scores[name]:.3f}" if size else _number(None) for name in ("recall", "f1"))
+        rows.append((label, f"{scores['precision']:.3f}", *of_true, f"{size:,}"))
+    return folded(("class", "precision", "recall", "f1", counted), rows, None)
 
 
 def _number(value: float | None) -> str:

@@ -97,6 +97,7 @@ class Task(Objective):
         output: the name of the model's output, if it has only one; it tells a trained model's task.
         form: how an attack on its outputs is judged; see `guidance.mechanisms.attacks.divergence`.
         together: whether rows of the same document are one example.
+        counted: what the scores of a class are about, of which an evaluation says how many there are.
     """
 
     command: ClassVar[str] = "finetune"
@@ -110,6 +111,7 @@ class Task(Objective):
     output: ClassVar[str] = ""
     form: ClassVar[Form] = "classification"
     together: ClassVar[bool] = False
+    counted: ClassVar[str] = "examples"
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)

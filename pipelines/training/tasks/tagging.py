@@ -41,6 +41,7 @@ class Tagging(Task):
     shape = "tags"
     selectable = ("f1", "precision", "recall", "token_f1", "accuracy")
     together: ClassVar[bool] = True
+    counted: ClassVar[str] = "entities"
 
     def __init__(self, tags: Sequence[str]) -> None:
         self.tags = tuple(tags)

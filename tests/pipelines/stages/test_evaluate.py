@@ -286,6 +286,7 @@ def test_the_command_prints_a_table_and_gates_end_it_with_5(
     loss = next(float(words[1]) for words in table if words[:1] == ["loss"])
     assert loss == pytest.approx(validation(plain)["mlm"], abs=1e-3)
     assert any(words[:2] == ["floor:", "unigram"] for words in table)
+    assert f"measured on {shop[1].reference}, split valid\n" in said.err
     assert evaluated("--fail-under", "Accuracy=0", "--fail-over", "loss=9").code == 0
     failed = evaluated("--fail-under", "accuracy=0.9", "--fail-over", "loss=1")
     assert failed.code == 5 and failed.out.startswith("evaluation/")

@@ -14,11 +14,12 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
+from cli.evaluate import metric_lines
 from guidance.errors import InputError
 from pipelines.stages import dataset, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.training.task import Batch
+from pipelines.training.task import Batch, Prediction
 from pipelines.training.tasks.tagging import Tagging
 from tests.finetunings import measure, train
 from tests.shared import shared
@@ -134,6 +135,19 @@ def test_entities_are_learned_and_measured(store: Store, data: Artifact) -> None
     assert all(row["gold"] == row["prediction"] for row in predictions)
     opened = AutoModelForTokenClassification.from_pretrained(run.path)
     assert set(opened.config.label2id) == {"O", "B-PER", "I-PER", "B-LOC", "I-LOC"} and opened.config.id2label[0] == "O"
+
+
+def test_classes_of_entities_count_entities_and_what_cannot_be_measured_is_undefined() -> None:
+    task = Tagging(["O", "B-PER", "B-LOC"])
+    report = task.report([Prediction(0, "B-PER O B-PER", "B-PER B-LOC O", [1.0] * 3)])
+    counts = {"task": "tagging", "metrics": {}, "signatures": {}, "sparsity": 0.25, **report}
+    _, sparsity, *classes = (line.split() for line in metric_lines(counts))
+    assert sparsity[:2] == ["sparsity", "0.2500"]
+    assert classes == [
+        ["class", "precision", "recall", "f1", "entities"],
+        ["LOC", "0.000", "undefined", "undefined", "0"],
+        ["PER", "1.000", "0.500", "0.667", "2"],
+    ]
 
 
 def test_the_loss_is_the_mean_over_words(store: Store, data: Artifact) -> None:

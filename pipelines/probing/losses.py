@@ -30,8 +30,6 @@ from pipelines.training.opening import open_watched
 from pipelines.training.plan_inputs import check_needs, features, read_tables
 from pipelines.training.task import Task
 
-MASKED_LM = "masked-lm"
-
 
 @dataclass(frozen=True)
 class Loss:
@@ -95,7 +93,7 @@ class HeldOut:
                 f"{folder}: has no head for a task, and predicts no masked words",
                 hint="guide finetune DATASET --init MODEL",
             )
-        self.task = task.name if task else MASKED_LM
+        self.task = task.name if task else "masked-lm"
         plan = find_plan(folder) or Plan()
         check_needs(plan, str(folder), inputs, training=False)
         self.model, self.handle = open_watched(folder, read_tables(inputs), config.device, row.opened_as())
@@ -103,20 +101,13 @@ class HeldOut:
         check_model(self.model, folder, self.tokenizer)
         self.model.requires_grad_(True).eval()
         self._features = features(plan, training=False)
-        own = {"own": task.columns} if task else {}
-        self._rows = Examples.read(
-            self._data,
-            config.split,
-            len(self.tokenizer),
-            features=self._features,
-            masks=inputs.get("masks"),
-            **own,  # type: ignore[arg-type]
-        )
+        known: Any = {"features": self._features, "masks": inputs.get("masks"), "own": task.columns if task else ()}
+        self._rows = Examples.read(self._data, config.split, len(self.tokenizer), **known)
         check_lengths(self.model.config, {config.split: self._rows}, self._data.reference)
         self._head = task.of_model(self.model.config) if task else None
         self._examples = Grouped(self._rows, together=self._head.together) if self._head else None
-        known = len(self._examples) if self._examples is not None else len(self._rows)
-        self.number = min(known, config.limit or known)
+        number = len(self._examples) if self._examples is not None else len(self._rows)
+        self.number = min(number, config.limit or number)
         self._masker = None if task else masker_of(self.tokenizer, mask_probability_of(inputs["model"]))
 
     def losses(self) -> Iterator[Loss]:

@@ -14,7 +14,7 @@ from guidance.errors import InputError
 from guidance.patterns.features import Tokens, Vocabulary
 from guidance.probes.relevance import keys_of, masses, uniform
 from guidance.sites import Site
-from pipelines.probing.patterns import lack, measurable
+from pipelines.probing.patterns import measurable
 from pipelines.probing.sequences import token_labels
 from pipelines.probing.watched import WatchedModel
 
@@ -82,8 +82,7 @@ def look(folder: Path, text: str, *, length: int = 512, device: str = "auto") ->
     wrapped = _wrapped(model)
     columns = {**Vocabulary.from_tokenizer(wrapped).columns(ids_BT), **batch.columns}
     tokens = Tokens(ids_BT, valid_BT, columns, {})
-    known, _ = measurable([], WORD_FEATURES)
-    patterns = {name: pattern for name, pattern in known.items() if lack(pattern, WORD_FEATURES) is None}
+    patterns, _ = measurable([], WORD_FEATURES)
     wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
     even = uniform(wanted, valid_BT)[0].tolist()
     maps: dict[Site, np.ndarray] = {}

@@ -85,8 +85,8 @@ class WatchedSequences:
         needed = tuple(dict.fromkeys((*self._plans, *self.known)))
         # models with segment embeddings learned pairs of texts with them
         self._segments = "shape" in data.counts and getattr(self.model.config, "type_vocab_size", 0) > 1
-        own: dict[str, Any] = {"own": ("text",)} if self._segments else {}
-        self.rows = Examples.read(data, config.split, len(self.tokenizer), features=needed, masks=masks, **own)
+        own = ("text",) if self._segments else ()
+        self.rows = Examples.read(data, config.split, len(self.tokenizer), features=needed, masks=masks, own=own)
         check_lengths(self.model.config, {config.split: self.rows}, data.reference)
         self.number = min(len(self.rows), config.limit or len(self.rows))
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer)

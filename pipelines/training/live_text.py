@@ -8,6 +8,7 @@ that needs more of a text, such as a parse, is refused before the model is opene
 from __future__ import annotations
 
 import bisect
+import itertools
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,17 +50,11 @@ _LONGEST_TRANSLATION = 512
 
 
 def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """The lines of a stream, each as soon as it has arrived, without their ends.
-
-    Args:
-        name: of the stream, for messages.
-
-    Raises:
-        InputError: a line is not UTF-8, or longer than `LONGEST_LINE`.
-    """
-    number = 0
-    while raw := stream.readline(LONGEST_LINE + 1):
-        number += 1
+    """The lines of a stream, each as soon as it has arrived, without their ends.  Raises InputError if a line is not UTF-8, or
+    longer than `LONGEST_LINE`; messages call the stream by its name."""
+    for number in itertools.count(1):
+        if not (raw := stream.readline(LONGEST_LINE + 1)):
+            return
         if len(raw) > LONGEST_LINE:
             raise InputError(
                 f"{name}, line {number}: longer than {LONGEST_LINE >> 20} MiB", hint="write one sentence to a line"
@@ -136,26 +131,24 @@ class LiveModel:
     def read(self, texts: Sequence[str]) -> Batch:
         """Texts as a batch on the device of the model.  Raises InputError if a token is outside of the vocabulary of
         the model."""
-        encodings = self.tokenizer.encode_batch(list(texts))
+        encodings, device = self.tokenizer.encode_batch(list(texts)), self.model.device
         self.cut += sum(bool(encoding.overflowing) for encoding in encodings)
         rows = [self._ids(encoding) for encoding in encodings]
-        known, highest = self.model.get_input_embeddings().weight.shape[0], max(int(row.max(initial=0)) for row in rows)
-        if highest >= known:
-            raise InputError(f"{self.folder}: its tokenizer has a token {highest}, and the model has {known} tokens")
-        inputs = ids_and_mask(rows, self.pad_id, self.model.device)
-        columns: dict[str, list[Any]] = {name: [] for name in self.needed}
-        for text, encoding in zip(texts, encodings, strict=True):
-            if self.needed:
-                features = word_features(BatchEncoding(encoding=[encoding]), [text], [words_of(text)])
-                for name in self.needed:
-                    columns[name].append(features[name][0].numpy())
-        length = inputs["input_ids"].shape[1]
-        padded = {n: pad(values, COLUMNS[n].fill, length, self.model.device) for n, values in columns.items()}
-        return Batch(inputs, padded, encodings)
+        size, highest = self.model.get_input_embeddings().weight.shape[0], max(int(row.max(initial=0)) for row in rows)
+        if highest >= size:
+            raise InputError(f"{self.folder}: its tokenizer has a token {highest}, and the model has {size} tokens")
+        inputs, columns = ids_and_mask(rows, self.pad_id, device), {}
+        if self.needed:
+            both = zip(texts, encodings, strict=True)
+            known = [word_features(BatchEncoding(encoding=[one]), [text], [words_of(text)]) for text, one in both]
+            length = inputs["input_ids"].shape[1]
+            for name in self.needed:
+                values = [features[name][0].numpy() for features in known]
+                columns[name] = pad(values, COLUMNS[name].fill, length, device)
+        return Batch(inputs, columns, encodings)
 
     def _ids(self, encoding: Any) -> Any:
         """The ids of a text, in which no text has become a special token, as in training."""
-
         ids = np.array(encoding.ids, np.int64)
         is_text = np.array([part is not None for part in encoding.sequence_ids], bool)
         if self.special["unk"] is not None:
@@ -169,11 +162,8 @@ class Translator(LiveModel):
     def __init__(self, folder: Path, *, beams: int, length_penalty: float, max_length: int, device: str) -> None:
         super().__init__(folder, device)
         most = self.longest or _LONGEST_TRANSLATION
-        self._search: dict[str, Any] = {
-            "beams": beams,
-            "length_penalty": length_penalty,
-            "max_length": min(max_length or most, most),
-        }
+        self._search: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty}
+        self._search["max_length"] = min(max_length or most, most)
         target = folder / TARGET_FOLDER
         self._decoder = _open_tokenizer(target)[0] if (target / TOKENIZER_FILES[0]).is_file() else self.tokenizer
 
@@ -258,12 +248,10 @@ class Filler(LiveModel):
             logits_NV = logits_at(self.model, masks_N, **batch.inputs, **extra).logits.float()
         if not torch.isfinite(logits_NV).all():
             raise NumericalError(f"{self.folder}: its scores are not finite")
-        scores_NV = logits_NV.softmax(-1)
-        known = self.tokenizer.get_vocab_size()
-        never = [id_ for id_ in self.special.values() if id_ is not None]
-        scores_NV[:, never] = -1.0
-        scores_NV[:, known:] = -1.0
-        best = scores_NV.topk(min(top, known - len(set(never))), dim=-1)
+        scores_NV, size = logits_NV.softmax(-1), self.tokenizer.get_vocab_size()
+        never = {id_ for id_ in self.special.values() if id_ is not None}
+        scores_NV[:, [*never]] = scores_NV[:, size:] = -1.0
+        best = scores_NV.topk(min(top, size - len(never)), dim=-1)
         spans = [batch.encodings[0].offsets[token] for token in masks_N.tolist()]
         return [
             [self._candidate(text, span, id_, score) for id_, score in zip(ids, scores, strict=True)]

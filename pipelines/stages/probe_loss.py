@@ -229,7 +229,7 @@ def _table(artifact: Artifact, config: Config) -> Table:
 
 STAGE = probe(
     "loss",
-    1,
+    2,
     Config,
     measure,
     takes=ON_SEQUENCES,

@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -113,6 +114,7 @@ def check(config: Config, references: Mapping[str, Any]) -> None:
 def prepare(opening: Opening[Config]) -> None:
     """Open the sequences whose n-grams are counted."""
     if opening.config.floors:
+        opening.stage = replace(opening.stage, version=2)  # since version 2 of the floors
         opening.inputs["sequences"] = opening.load(opening.config.floors, kind="sequences")
 
 

@@ -10,19 +10,19 @@ Source: Xing et al. 2020, section 3.3; deviation: the default window is one sent
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.declaration import Command, Opening, Stage
+from pipelines.engine.declaration import Command, Stage
 from pipelines.engine.shards import evenly, merge_tree, row_groups
 from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.tables import COUNTS, VOCABULARY, schema_of
-from pipelines.text.corpus_files import check_pairs
+from pipelines.text.corpus_files import CountedColumn, check_column
 
 ROWS = 1 << 20
 """Rows per row group of ``counts.parquet``."""
@@ -45,9 +45,7 @@ class Config(executor.Config):
         description="Let windows cross sentences within a block (a paragraph, or a line); only with a number as --window.",
     )
     presence: bool = Field(False, description="Count a pair at most once per sentence; only with --window sentence.")
-    column: Literal["both", "text", "pair"] = Field(
-        "both", description="Text to count, for examples with two texts.  In translation data the source is text."
-    )
+    column: CountedColumn = "both"
     shard_size: int = knob(4_000_000, "Approximate number of characters per shard.", ge=1)
 
     @field_validator("window")
@@ -78,11 +76,6 @@ def vocabulary_schema() -> Any:
             "count": ("int64", "occurrences in the training text"),
         }
     )
-
-
-def _prepare(opening: Opening[Config]) -> None:
-    if opening.config.column != "both":
-        check_pairs(opening.inputs["corpus"])
 
 
 def build(run: Run[Config]) -> None:
@@ -140,7 +133,7 @@ STAGE: Stage[Config, Result | None] = Stage(
     Config,
     build,
     takes={"corpus": Corpus(), "tokenizer": Tokenizer()},
-    prepare=_prepare,
+    prepare=check_column,
     share=_share,
     command=Command(
         "build-cooccur",

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Opening, Stage
+from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Stage
 from pipelines.engine.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, shards_of
 from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
@@ -22,7 +22,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
 from pipelines.storage.tables import IDF, schema_of
-from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, training_blocks
+from pipelines.text.corpus_files import BLOCK_OF_COLUMN, CountedColumn, check_column, training_blocks
 
 ROWS = 1 << 16
 """Rows per row group, in the table and in partial files."""
@@ -41,9 +41,7 @@ class Config(executor.Config):
         "smooth", description="Formula: ln((1+N)/(1+df))+1, ln(N/df)+1, ln(N/df), or ln(max df/df)."
     )
     min_df: int = Field(1, ge=1, description="Fewest units of a word that is not left out; N does not change.")
-    column: Literal["both", "text", "pair"] = Field(
-        "both", description="Text to count, for examples with two texts.  In translation data the source is text."
-    )
+    column: CountedColumn = "both"
     shard_size: int = knob(4_000_000, "Approximate number of characters per shard.", ge=1)
 
 
@@ -242,11 +240,6 @@ def _partial_schema(units: int) -> Any:
     return pa.schema(fields, metadata={"units": str(units)})
 
 
-def _prepare(opening: Opening[Config]) -> None:
-    if opening.config.column != "both":
-        check_pairs(opening.inputs["corpus"])
-
-
 def _next(made: Artifact, store: Store) -> tuple[str, ...]:
     if "tokenizer" in made.manifest["inputs"]:
         return ("guide show {}",)
@@ -264,7 +257,7 @@ STAGE: Stage[Config, Result | None] = Stage(
         "corpus": Corpus(),
         "tokenizer": Tokenizer("A tokenizer whose tokens are counted instead of words.", optional=True),
     },
-    prepare=_prepare,
+    prepare=check_column,
     share=_count,
     command=Command(
         "build-idf",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from pipelines.engine.declaration import Opening
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
@@ -20,6 +23,18 @@ DOCUMENT_BATCH = 1024
 
 BLOCK_OF_COLUMN = {"text": 0, "pair": 1}
 """Which block of a task's example holds which of its two texts."""
+
+
+CountedColumn = Annotated[
+    Literal["both", "text", "pair"],
+    Field(description="Text to count, for examples with two texts.  In translation data the source is text."),
+]
+
+
+def check_column(opening: Opening[Any]) -> None:
+    """Raises ArtifactMismatch when a column is to be counted and the corpus does not have two texts everywhere."""
+    if opening.config.column != "both":
+        check_pairs(opening.inputs["corpus"])
 
 
 def fraction_of(key: str) -> float:

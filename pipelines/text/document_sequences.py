@@ -105,17 +105,16 @@ def build(run: Run) -> None:
     corpus: Artifact = run.inputs["corpus"]
     encoder, counts = Encoder(run.inputs["tokenizer"]), counts_of_splits()
     shape, length = corpus.counts["shape"], run.config.max_length
-    layout: _Summaries | _Segments = _Segments(length, encoder)
-    if shape == "summaries":
-        layout = _Summaries(length, encoder, references(corpus), corpus.counts["summary_sentences"])
+    gold = references(corpus) if shape == "summaries" else []
     with run.progress.task("sequences", total=corpus.counts.get("documents") or None, unit="documents") as bar:
 
         def sequences() -> Iterator[tuple[str, Packed, list[Any]]]:
             held: dict[str, list[Row]] = {split: [] for split in counts}
             for text in texts_of(corpus):
                 tokens, _ = encoder(block_columns(text.blocks))
-                rows = held[text.split]
-                for row in layout.rows(text, tokens, counts[text.split]):
+                rows, of_text = held[text.split], (text, tokens, counts[text.split], length, encoder)
+                size = corpus.counts.get("summary_sentences")
+                for row in _summary(*of_text, gold[text.number][0], size) if gold else _boundaries(*of_text):
                     rows.append(row)
                     if len(rows) == _ROWS:
                         yield text.split, *_joined(rows)
@@ -132,9 +131,7 @@ def build(run: Run) -> None:
             InputError(f"{corpus.reference} has no document that a sequence can be made of"),
             shape=shape,
             **{
-                key: corpus.counts[key]
-                for key in ("summary_sentences", "sharing_test_documents")
-                if key in corpus.counts
+                key: own for key, own in corpus.counts.items() if key in ("summary_sentences", "sharing_test_documents")
             },
         )
 
@@ -163,81 +160,63 @@ def oracle(sentences: Sequence[str], reference: str, size: int) -> list[int]:
     return greedy_oracle([s.lower() for s in sentences], reference.lower().split("\n"), size)
 
 
-class _Summaries:
-    """Lays out documents with summaries."""
-
-    def __init__(self, length: int, encoder: Encoder, summaries: Sequence[Sequence[str]], size: int) -> None:
-        self._length, self._encoder, self._references, self._size = length, encoder, summaries, size
-
-    def rows(self, text: Text, tokens: Tokens, counts: Counter[str]) -> Iterator[Row]:
-        """The row of a document; none if it is dropped."""
-        is_training = text.split == "train"
-        chosen = set(oracle(text.sentences[:MOST_SENTENCES], self._references[text.number][0], self._size))
-        counts["empty_oracles"] += not chosen
-        words = [sentence.split() for sentence in text.sentences]
-        kept = [number for number, own in enumerate(words) if len(own) >= FEWEST_WORDS]
-        if not kept and not is_training:
-            kept = list(range(len(words)))
-        bounds = np.searchsorted(tokens.sentence, np.arange(len(words) + 1))
-        pieces = [(n, self._pieces(text, n, bounds, tokens)) for n in kept[:MOST_SENTENCES]]
-        pieces = [(number, places) for number, places in pieces if len(places)]
-        if is_training and len(pieces) < FEWEST_SENTENCES:
-            counts["short_documents"] += 1
-            return
-        lengths = np.cumsum([len(places) + 2 for _, places in pieces])
-        fitting = int((lengths <= self._length).sum())
-        counts["cut_documents"] += fitting < len(pieces)
-        if not fitting and pieces and not is_training:
-            pieces, fitting = [(pieces[0][0], pieces[0][1][: self._length - 2])], 1
-        if not fitting:
-            counts["short_documents"] += 1
-            return
-        yield self._row(text, pieces[:fitting], tokens, chosen)
-
-    def _pieces(self, text: Text, number: int, bounds: Any, tokens: Tokens) -> Any:
-        """The places among the tokens of those of a sentence, cut after `MOST_WORDS` words."""
+def _summary(
+    text: Text, tokens: Tokens, counts: Counter[str], length: int, encoder: Encoder, reference: str, size: int
+) -> Iterator[Row]:
+    """The row of a document with a summary; none if it is dropped."""
+    is_training = text.split == "train"
+    chosen = set(oracle(text.sentences[:MOST_SENTENCES], reference, size))
+    counts["empty_oracles"] += not chosen
+    words = [sentence.split() for sentence in text.sentences]
+    kept = [number for number, own in enumerate(words) if len(own) >= FEWEST_WORDS]
+    if not kept and not is_training:
+        kept = list(range(len(words)))
+    bounds = np.searchsorted(tokens.sentence, np.arange(len(words) + 1))
+    pieces = []  # numbers of sentences, and the places of their tokens, cut after `MOST_WORDS` words
+    for number in kept[:MOST_SENTENCES]:
         places = np.arange(bounds[number], bounds[number + 1])
-        words = text.sentences[number].split()
-        if len(words) > MOST_WORDS:
-            end = text.starts[number] + len(" ".join(words[:MOST_WORDS]))
+        if len(words[number]) > MOST_WORDS:
+            end = text.starts[number] + len(" ".join(words[number][:MOST_WORDS]))
             places = places[tokens.end[places] <= end]
-        return places
+        if len(places):
+            pieces.append((number, places))
+    lengths = np.cumsum([len(places) + 2 for _, places in pieces])
+    fitting = int((lengths <= length).sum())
+    if is_training and len(pieces) < FEWEST_SENTENCES:
+        fitting = 0
+    else:
+        counts["cut_documents"] += fitting < len(pieces)
+    if not fitting and pieces and not is_training:
+        pieces, fitting = [(pieces[0][0], pieces[0][1][: length - 2])], 1
+    if not fitting:
+        counts["short_documents"] += 1
+        return
+    numbers, taken = zip(*pieces[:fitting], strict=True)
+    sizes = np.array(list(map(len, taken)))
+    segment = np.repeat(np.arange(fitting), sizes + 2).astype(np.int32)
+    label = " ".join("1" if number in chosen else "0" for number in numbers)
+    packed = one_each(tokens.at(np.concatenate(taken)), sizes, encoder.begin, encoder.separator)
+    yield Row(packed, (segment % 2).astype(np.int8), segment, label, text.number, numbers)
 
-    def _row(self, text: Text, pieces: Sequence[tuple[int, Any]], tokens: Tokens, chosen: set[int]) -> Row:
-        sizes = np.array([len(places) for _, places in pieces])
-        own = tokens.at(np.concatenate([places for _, places in pieces]))
-        segment = np.repeat(np.arange(len(pieces)), sizes + 2).astype(np.int32)
-        numbers = [number for number, _ in pieces]
-        label = " ".join("1" if number in chosen else "0" for number in numbers)
-        packed = one_each(own, sizes, self._encoder.begin, self._encoder.separator)
-        return Row(packed, (segment % 2).astype(np.int8), segment, label, text.number, numbers)
 
-
-class _Segments:
-    """Lays out the boundaries between the sentences of documents."""
-
-    def __init__(self, length: int, encoder: Encoder) -> None:
-        self._side, self._encoder = (length - 2) // 2, encoder
-
-    def rows(self, text: Text, tokens: Tokens, counts: Counter[str]) -> Iterator[Row]:
-        """One row for each sentence but the last."""
-        if len(text.sentences) < 2:
-            counts["one_sentence"] += 1
-            return
-        counts["one_section"] += not any(text.ends_section[:-1])
-        # where each sentence but the first begins among the tokens
-        bounds = np.searchsorted(tokens.sentence, np.arange(1, len(text.sentences))).tolist()
-        for number, bound in enumerate(bounds):
-            start, end = max(0, bound - self._side), min(bound + self._side, len(tokens.id))
-            separator, position = 1 + bound - start, np.arange(end - start + 2)
-            places = np.delete(position, [0, separator])
-            ends = np.array([len(position)])
-            packed = lay_out(tokens.at(slice(start, end)), places, ends, self._encoder.begin, self._encoder.separator)
-            yield Row(
-                packed,
-                (position > separator).astype(np.int8),  # the separator is of the first type
-                (position >= separator).astype(np.int32),  # but of the right context
-                str(int(text.ends_section[number])),
-                text.number,
-                [number],
-            )
+def _boundaries(text: Text, tokens: Tokens, counts: Counter[str], length: int, encoder: Encoder) -> Iterator[Row]:
+    """A row for each boundary between two sentences of a document."""
+    if len(text.sentences) < 2:
+        counts["one_sentence"] += 1
+        return
+    counts["one_section"] += not any(text.ends_section[:-1])
+    side = (length - 2) // 2
+    # where each sentence but the first begins among the tokens
+    bounds = np.searchsorted(tokens.sentence, np.arange(1, len(text.sentences))).tolist()
+    for number, bound in enumerate(bounds):
+        start, end = max(0, bound - side), min(bound + side, len(tokens.id))
+        separator, position = 1 + bound - start, np.arange(end - start + 2)
+        places, ends = np.delete(position, [0, separator]), np.array([len(position)])
+        yield Row(
+            lay_out(tokens.at(slice(start, end)), places, ends, encoder.begin, encoder.separator),
+            (position > separator).astype(np.int8),  # the separator is of the first type
+            (position >= separator).astype(np.int32),  # but of the right context
+            str(int(text.ends_section[number])),
+            text.number,
+            [number],
+        )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from guidance.errors import InputError
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.learner import name_of_model
@@ -125,6 +126,12 @@ def heads_of(artifact: Artifact) -> list[dict[str, Any]]:
 def head_name(row: Mapping[str, Any]) -> str:
     """A head as tables name it: layer and head, and what kind it is if it is not the model's own."""
     return f"{row['layer']}-{row['head']}" + (f" ({row['attention']})" if row["attention"] != "self" else "")
+
+
+def no_such_head(layer: int, head: int, known: Collection[tuple[int, int]]) -> InputError:
+    """The error for a head that is none of the known ones, which are given by layer and number."""
+    layers, heads = (max(each) for each in zip(*known, strict=True))
+    return InputError(f"there is no head {layer}-{head}: the model has layers 0 to {layers} with heads 0 to {heads}")
 
 
 def number(value: float | None) -> str:

@@ -21,6 +21,7 @@ from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
 from guidance.probes.importance import switched_off
 from guidance.statistics.roles import COLUMNS
+from pipelines.probing.heads import no_such_head
 from pipelines.training.batches import ids_and_mask, pad
 from pipelines.training.live_text import Batch, Filler
 from pipelines.training.opening import Unguided
@@ -139,15 +140,11 @@ class Scorer(Filler):
         """Within the context some heads of the model's own, by layer and number, contribute nothing.  Raises InputError
         if the model has no such head."""
         known = {(site.layer, head): (module, head) for module, head, site in self.heads() if site.attention == "self"}
-        chosen = []
-        for head in heads:
+        chosen = list(heads)
+        for head in chosen:
             if head not in known:
-                last_layer, last_head = (max(each) for each in zip(*known, strict=True))
-                raise InputError(
-                    f"there is no head {head[0]}-{head[1]}: the model has layers 0 to {last_layer} with heads 0 to {last_head}"
-                )
-            chosen.append(known[head])
-        with switched_off(self.model, self._sites(), chosen):
+                raise no_such_head(*head, known)
+        with switched_off(self.model, self._sites(), [known[head] for head in chosen]):
             yield
 
     def _sites(self) -> Any:

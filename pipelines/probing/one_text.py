@@ -14,6 +14,7 @@ from guidance.errors import InputError
 from guidance.patterns.features import Tokens, Vocabulary
 from guidance.probes.relevance import keys_of, masses, uniform
 from guidance.sites import Site
+from pipelines.probing.heads import no_such_head
 from pipelines.probing.patterns import measurable
 from pipelines.probing.sequences import token_labels
 from pipelines.probing.watched import WatchedModel
@@ -64,10 +65,7 @@ class TextAttention:
             if site.layer == layer and site.attention == kind and 0 <= head < site.num_heads:
                 attention_TT: np.ndarray = maps[head]
                 return attention_TT
-        layers, heads = (1 + max(each) for each in ((s.layer for s in self.maps), (s.num_heads - 1 for s in self.maps)))
-        raise InputError(
-            f"there is no head {layer}-{head}: the model has layers 0 to {layers - 1} with heads 0 to {heads - 1}"
-        )
+        raise no_such_head(layer, head, [(site.layer, site.num_heads - 1) for site in self.maps])
 
 
 def look(folder: Path, text: str, *, length: int = 512, device: str = "auto") -> TextAttention:

@@ -46,7 +46,11 @@ class Artifact:
         self.path = path
         try:
             self._lock = self._lock_folder(path)
-            data = self._manifest_bytes()
+            try:
+                with self.open(MANIFEST) as file:
+                    data = file.read(MANIFEST_LIMIT + 1)
+            except ArtifactDamaged as error:
+                raise ArtifactMissing(f"{path}: not a guide artifact (it has no {MANIFEST})") from error
             if len(data) > MANIFEST_LIMIT:
                 raise ArtifactDamaged(f"{path / MANIFEST}: larger than {MANIFEST_LIMIT >> 20} MiB")
             self.manifest = parse_manifest(data, path)
@@ -76,13 +80,6 @@ class Artifact:
                 lock.release()
                 raise
             lock.release()
-
-    def _manifest_bytes(self) -> bytes:
-        try:
-            with self.open(MANIFEST) as file:
-                return file.read(MANIFEST_LIMIT + 1)
-        except ArtifactDamaged as error:
-            raise ArtifactMissing(f"{self.path}: not a guide artifact (it has no {MANIFEST})") from error
 
     kind = property(lambda self: str(self.manifest["kind"]))
     recipe = property(lambda self: str(self.manifest["recipe"]))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 from guidance.errors import InputError
-from pipelines.progress import Progress, Task
+from pipelines.progress import Progress
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, publish_directory, remove_tree
 from pipelines.storage.manifest import (
@@ -34,9 +32,15 @@ def export(artifact: Artifact, folder: Path, *, progress: Progress | None = None
         raise InputError(f"{str(folder)!r} exists already", hint="choose a new folder")
     if not folder.parent.is_dir():
         raise InputError(f"{str(folder.parent)!r} is not a folder")
-    with _temporary_sibling(folder) as temporary:
+    temporary = folder.with_name(f".{folder.name[:200]}.{secrets.token_hex(4)}")
+    with machine_errors(f"cannot create {str(folder)!r}"):
+        temporary.mkdir()
+    try:
         _copy(artifact, temporary, progress or Progress())
         publish_directory(temporary, folder, trash=None)
+    finally:
+        if temporary.exists():
+            remove_tree(temporary)
 
 
 def import_folder(
@@ -81,8 +85,14 @@ def _copy(artifact: Artifact, target: Path, progress: Progress) -> None:
     """Copy and check all listed files, then the manifest."""
     with progress.task("Copying", total=artifact.size, unit="B") as task:
         for name, entry in artifact.files.items():
-            size, digest = _copy_file(artifact, name, target / name, task, limit=int(entry["bytes"]))
-            if (size, digest) != (entry["bytes"], entry["sha256"]):
+            path = target / name
+            with machine_errors(f"cannot create {path.parent}"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with artifact.open(name) as source, DigestWriter(path) as copy:
+                while copy.size <= int(entry["bytes"]) and (block := source.read(BLOCK)):
+                    copy.write(block)
+                    task.advance(len(block))
+            if (copy.size, copy.sha256) != (entry["bytes"], entry["sha256"]):
                 raise ArtifactDamaged(
                     f"{artifact.path / name}: damaged, so not copied", hint="`guide verify` lists all damaged files"
                 )
@@ -91,28 +101,3 @@ def _copy(artifact: Artifact, target: Path, progress: Progress) -> None:
         raise ArtifactDamaged(f"{artifact.path}: changed while it was copied")
     with DigestWriter(target / MANIFEST) as file:
         file.write(data)
-
-
-def _copy_file(artifact: Artifact, name: str, target: Path, task: Task, *, limit: int) -> tuple[int, str]:
-    with machine_errors(f"cannot create {target.parent}"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    with artifact.open(name) as source, DigestWriter(target) as file:
-        while block := source.read(BLOCK):
-            file.write(block)
-            task.advance(len(block))
-            if file.size > limit:
-                break
-    return file.size, file.sha256
-
-
-@contextlib.contextmanager
-def _temporary_sibling(folder: Path) -> Iterator[Path]:
-    """A new directory next to ``folder``; deleted at the end unless it was renamed."""
-    temporary = folder.with_name(f".{folder.name[:200]}.{secrets.token_hex(4)}")
-    with machine_errors(f"cannot create {str(folder)!r}"):
-        temporary.mkdir()
-    try:
-        yield temporary
-    finally:
-        if temporary.exists():
-            remove_tree(temporary)

@@ -186,6 +186,7 @@ def _summary(
         fitting = 0
     else:
         counts["cut_documents"] += fitting < len(pieces)
+    whole = sum(len(places) for _, places in pieces)
     if not fitting and pieces and not is_training:
         pieces, fitting = [(pieces[0][0], pieces[0][1][: length - 2])], 1
     if not fitting:
@@ -193,6 +194,8 @@ def _summary(
         return
     numbers, taken = zip(*pieces[:fitting], strict=True)
     sizes = np.array(list(map(len, taken)))
+    if lost := whole - int(sizes.sum()):
+        counts["cut_tokens"] += lost
     segment = np.repeat(np.arange(fitting), sizes + 2).astype(np.int32)
     label = " ".join("1" if number in chosen else "0" for number in numbers)
     packed = one_each(tokens.at(np.concatenate(taken)), sizes, encoder.begin, encoder.separator)

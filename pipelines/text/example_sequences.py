@@ -151,6 +151,8 @@ class _Layout:
             taken = _spans(first, size)
             packed, parts, cut, places = self(tokens.at(taken), size, is_pair)
             counts[split]["cut_examples"] += cut
+            if cut:
+                counts[split]["cut_tokens"] += len(taken) - len(places)
             if divided:
                 counts[split]["divided_examples"] += divided
             documents = blocks["document"][order][~is_pair]

@@ -140,6 +140,7 @@ def write_sequences(
     """
     encoder = next(iter(encoders.values()))
     sizes: dict[str, Counter[str]] = {}
+    of_text: Counter[str] = Counter()
     files: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         for split, packed, columns in sequences:
@@ -149,6 +150,7 @@ def write_sequences(
             files[split].write_table(_table(packed, columns, schema))
             unknown = int((packed.tokens.id == encoder.special["unk"]).sum())  # no id equals None
             sizes[split].update(sequences=len(packed.offsets) - 1, tokens=len(packed.special), unknown_tokens=unknown)
+            of_text[split] += int((~packed.special).sum())
     if not files:
         raise empty
     for folder, own in encoders.items():
@@ -161,7 +163,7 @@ def write_sequences(
         **more,
         "splits": {split: {**sizes[split], **counts[split]} for split in SPLITS if split in files},
     }
-    _warn(run, sum(own.replaced for own in encoders.values()))
+    _warn(run, sum(own.replaced for own in encoders.values()), of_text)
 
 
 def _table(packed: Packed, columns: list[Any], schema: pa.Schema) -> pa.Table:
@@ -175,28 +177,45 @@ def _table(packed: Packed, columns: list[Any], schema: pa.Schema) -> pa.Table:
     return pa.table(arrays, schema=schema)
 
 
+_LONGER = "a greater --max-length, or --sequence-length where a command has that, keeps"
+
 _WARNINGS = {
-    "cut_sentences": "sentences were longer than a sequence and were cut",
-    "cut_examples": "examples were longer than a sequence and were cut",
+    "cut_sentences": f"sentences were longer than a sequence and were cut into pieces; no token is lost; {_LONGER} them whole",
+    "cut_examples": f"examples were longer than a sequence and were cut{{lost}}; {_LONGER} more of them",
     "divided_examples": "examples were longer than a sequence and were divided into windows that overlap",
-    "cut_documents": "documents were longer than a sequence: their last sentences are left out",
+    "cut_documents": f"documents were longer than a sequence: their last sentences are left out{{lost}}; {_LONGER} more",
     "short_documents": "documents had too few sentences and were dropped",
     "empty_oracles": "documents share no word with their summary, so that no sentence is right",
     "one_sentence": "documents have one sentence, so no boundary, and were dropped",
     "one_section": "documents have one section, so no boundary is right",
-    "cut_pairs": "pairs had a side longer than a sequence and were cut",
-    "long_pairs": "pairs had a side longer than a sequence and were dropped",
+    "cut_pairs": f"pairs had a side longer than a sequence and were cut; {_LONGER} them whole",
+    "long_pairs": f"pairs had a side longer than a sequence and were dropped; {_LONGER} them",
     "empty_pairs": "pairs had a side without tokens and were dropped",
 }
+"""What is said of a split; ``{lost}`` stands for the share of its tokens that was cut off."""
 
 
-def _warn(run: Run, replaced: int) -> None:
-    """Warn of cut, dropped and unknown text, and of tokens that became unknown because they spelled a special one."""
+def _warn(run: Run, replaced: int, of_text: Mapping[str, int]) -> None:
+    """Warn of cut, dropped and unknown text, and of tokens that became unknown because they spelled a special one.
+
+    Args:
+        of_text: for each split, how many tokens of its sequences are not special.
+    """
     if replaced:
         run.warn(f"{replaced:,} pieces of text spelled a special token and became unknown tokens")
-    for split, counts in run.out.counts["splits"].items():
-        run.warn(*(f"{split}: {counts[key]:,} {what}" for key, what in _WARNINGS.items() if counts.get(key)))
+    splits = run.out.counts["splits"]
+    for split, counts in splits.items():
+        of_split = f"{split}: " if len(splits) > 1 else ""
+        cut = counts.get("cut_tokens", 0)
+        lost = f", which loses {100 * cut / (cut + of_text[split]):.1f} % of all tokens" if cut else ""
+        run.warn(
+            *(
+                f"{of_split}{counts[key]:,} {what.format(lost=lost)}"
+                for key, what in _WARNINGS.items()
+                if counts.get(key)
+            )
+        )
         for side in ("", "target_"):
             unknown, all_ = counts.get(f"{side}unknown_tokens", 0), counts.get(f"{side}tokens", 0)
             if unknown > 0.05 * all_:
-                run.warn(f"{split}: {unknown:,} of {all_:,} {side.replace('_', ' ')}tokens are unknown")
+                run.warn(f"{of_split}{unknown:,} of {all_:,} {side.replace('_', ' ')}tokens are unknown")

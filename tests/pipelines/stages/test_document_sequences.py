@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.stages import sequences, tokenizer
@@ -86,6 +87,11 @@ def test_counts_say_what_was_left_out(store: Store, tmp_path: Path, words: str) 
         data.reference, words, sequences.Config(packing="examples", max_length=20), store=store
     ).artifact
     assert made.counts["splits"]["train"]["empty_oracles"] == made.counts["splits"]["train"]["cut_documents"] == 1
+    (warning,) = (each for each in made.manifest["warnings"] if "last sentences are left out" in each)
+    rows = pq.read_table(made.path / "train.parquet", columns=["special"]).to_pylist()
+    kept, lost = sum(row["special"].count(False) for row in rows), made.counts["splits"]["train"]["cut_tokens"]
+    assert kept + lost == 3 * len(SIX.split())
+    assert f"left out, which loses {100 * lost / (kept + lost):.1f} % of all tokens" in warning
     assert made.counts["shape"] == "summaries" and made.counts["summary_sentences"] == 3
 
 

@@ -109,6 +109,10 @@ def test_single_texts_keep_their_first_tokens_and_every_example_has_a_row(store:
     assert [row["label"] for row in found] == [None, "b", None]
     assert all(set(row["text"]) == {0} for row in found)
     assert data.counts["splits"]["train"]["cut_examples"] == 1
+    assert data.counts["splits"]["train"]["cut_tokens"] == 2
+    (warning,) = data.manifest["warnings"]
+    assert warning.startswith("1 examples were longer than a sequence and were cut, which loses 18.2 % of all tokens; ")
+    assert "a greater --max-length" in warning
 
 
 def test_text_without_tokens_leaves_its_special_tokens(store: Store, tmp_path: Path) -> None:

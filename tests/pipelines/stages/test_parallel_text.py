@@ -218,8 +218,8 @@ def test_long_pairs_are_dropped_from_training_and_truncated_in_other_splits(stor
     assert made.counts["splits"]["train"]["long_pairs"] == 2
     assert made.counts["splits"]["valid"]["cut_pairs"] == 2
     warning = "2 pairs had a side longer than a sequence and were"
-    assert f"train: {warning} dropped" in made.manifest["warnings"]
-    assert f"valid: {warning} cut" in made.manifest["warnings"]
+    assert any(f"train: {warning} dropped; a greater" in each for each in made.manifest["warnings"])
+    assert any(f"valid: {warning} cut; a greater" in each for each in made.manifest["warnings"])
     with pytest.raises(InputError, match="has no pair of at most 8 tokens"):
         encode(store, make(store, tmp_path, source[:1] * 2, target[:1] * 2), words(store, text), max_length=8)
 
@@ -232,7 +232,7 @@ def test_pairs_without_tokens_on_a_side_are_dropped_and_counted(store: Store, tm
     made = encode(store, text.artifact, words(store, text.artifact, kind="wordpiece", vocab_size=60))
     assert len(rows_of(made)) == 1
     assert made.counts["splits"]["train"]["empty_pairs"] == 2
-    assert any(w.startswith("train: 2 pairs had a side without tokens") for w in made.manifest["warnings"])
+    assert any(w.startswith("2 pairs had a side without tokens") for w in made.manifest["warnings"])
 
 
 def test_batch_boundaries_do_not_split_documents(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

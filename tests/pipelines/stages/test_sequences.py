@@ -127,6 +127,7 @@ def test_nothing_is_lost_and_no_sequence_is_too_long(packing: str, length: int, 
         assert counts["tokens"] == sum(len(row["id"]) for row in rows)
     cut = sum(counts["cut_sentences"] for counts in artifact.counts["splits"].values())
     assert cut > 0 or length == 128
+    assert any("no token is lost" in warning for warning in artifact.manifest["warnings"]) == bool(cut)
 
 
 def test_tokens_have_the_number_of_their_sentence(store: Store) -> None:

@@ -24,8 +24,7 @@ from pipelines.storage.store import Store
 from pipelines.text.blocks import Document, Notes
 from pipelines.text.corpus_files import PAIR, SPLITS, split_of, text_digest
 from pipelines.text.examples import Layout, document_of, read_parallel
-from pipelines.text.formats import FORMATS, Format, format_for
-from pipelines.text.layouts import LAYOUTS
+from pipelines.text.formats import FORMATS, LAYOUTS, Format, format_for
 from pipelines.text.readers import TextFile, check_encoding, known_extension
 from pipelines.text.records import short_list
 from pipelines.text.sentences import check_spec, model_files, splitter

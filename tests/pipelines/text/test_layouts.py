@@ -11,8 +11,7 @@ import pytest
 from guidance.errors import InputError
 from pipelines.text.blocks import Notes
 from pipelines.text.examples import Layout, Record
-from pipelines.text.formats import format_for
-from pipelines.text.layouts import LAYOUTS
+from pipelines.text.formats import LAYOUTS, format_for
 from pipelines.text.readers import TextFile
 from tests.shared import shared
 

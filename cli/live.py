@@ -18,7 +18,7 @@ from typer import Argument, Option
 from cli.arguments import Model
 from cli.completion import artifacts
 from cli.options import Session, command
-from cli.output import check_output_path, say, say_json
+from cli.output import check_output_path, say, say_texts
 from cli.tables import table
 from guidance.errors import InputError
 from pipelines import predictions
@@ -83,7 +83,7 @@ def translate_command(
         while batch := list(itertools.islice(lines, size)):
             for line, translation in zip(batch, translator.translate(batch), strict=True):
                 if session.json:
-                    say_json({"source": line, "translation": translation})
+                    say_texts({"source": line, "translation": translation})
                 else:
                     say(translation)
     if translator.cut:
@@ -137,6 +137,7 @@ def fill_command(
         session.answer(
             {"text": line, "masks": [[vars(candidate) for candidate in mask] for mask in masks]},
             table(("mask", "score", "token", "text"), rows, whole=("mask", "score", "token")),
+            of_texts=True,
         )
 
 
@@ -195,7 +196,7 @@ def predict_command(
     )
     if out is None:
         for row in rows:
-            say_json(row)
+            say_texts(row)
     else:
         write_file(out, _WRITERS[out.suffix.lower()](rows))
         session.tell(f"wrote {out}")

@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from cli.app import SHARED, Page, parameter, parent_app
 from cli.flags import field_parameters, make_config
-from cli.output import escape, say, say_json, tell
+from cli.output import escape, say, say_json, say_texts, tell
 from cli.progress import ConsoleProgress, set_up_logging
 from cli.settings import misspelt, origin_of, origins_added, source_of, store_path
 from guidance.errors import InputError
@@ -58,10 +58,14 @@ class Session:
         """The keyword arguments of every stage's ``run``."""
         return {name: getattr(self, name) for name in ("store", "name", "force", "wait", "progress")}
 
-    def answer(self, facts: Mapping[str, Any], lines: Iterable[object]) -> None:
-        """Print a result on stdout: its facts as one JSON object with --json, otherwise its lines."""
+    def answer(self, facts: Mapping[str, Any], lines: Iterable[object], *, of_texts: bool = False) -> None:
+        """Print a result on stdout: its facts as one JSON object with --json, otherwise its lines.
+
+        Args:
+            of_texts: the facts quote texts, whose letters people read.
+        """
         if self.json:
-            say_json({"schema": 1, **facts})
+            (say_texts if of_texts else say_json)({"schema": 1, **facts})
             return
         for line in lines:
             say(escape(line))

@@ -30,6 +30,20 @@ def say_json(value: object) -> None:
     say(json.dumps(value, allow_nan=False, default=str))
 
 
+def say_texts(value: object) -> None:
+    """Print one JSON object about texts on stdout, its letters as they are where the encoding of stdout has them."""
+    import json
+
+    line = json.dumps(value, allow_nan=False, default=str, ensure_ascii=False)
+    line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+    try:
+        line.encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        say_json(value)
+    else:
+        say(line)
+
+
 def tell(text: str = "") -> None:
     """Print one line on stderr; errors such as a closed stderr are ignored."""
     try:

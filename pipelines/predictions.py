@@ -124,7 +124,7 @@ def predict(
         with machine_errors("the folder for temporary files"):
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="guide-predict-")))
         own = Store(scratch / "artifacts")
-        sources = [_spool(stdin, task, scratch) if file == STDIN else file for file in files]
+        sources, config = _spool(stdin, files, config, scratch)
         with _warnings_only():
             made = stack.enter_context(own.load(_dataset(task, sources, config, own, progress)))
             tokens = stack.enter_context(missing.build_sequences(made, str(folder), length, own, progress))
@@ -152,14 +152,21 @@ def _warnings_only() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _spool(stdin: BinaryIO | None, task: type[Task], folder: Path) -> str:
-    """A file with what stdin holds; its name says whether these are JSON lines."""
+def _spool(stdin: BinaryIO | None, files: Sequence[str], config: Any, folder: Path) -> tuple[list[str], Any]:
+    """The files, one of them with what stdin holds, and the settings, with the format if they leave it open.
+
+    Beside other files its name says whether these are JSON lines, since all have one format.
+    """
+    if STDIN not in files:
+        return list(files), config
     data = stdin.read() if stdin is not None else b""
     is_json = data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
-    path = folder / ("stdin.jsonl" if is_json else "stdin.txt")
+    path = folder / ("stdin" if len(files) == 1 else "stdin.jsonl" if is_json else "stdin.txt")
+    if len(files) == 1 and is_json and config.format is None:
+        config = config.model_copy(update={"format": "jsonl"})
     with machine_errors(str(path)):
         path.write_bytes(data)
-    return str(path)
+    return [str(path) if file == STDIN else file for file in files], config
 
 
 _OF_TEXT = {"examples": "lines", "tags": "words", "summaries": "documents", "segments": "choi"}

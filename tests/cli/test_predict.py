@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
+from cli.output import say_texts
 from guidance.errors import InputError
 from guidance.guide import Guide
 from guidance.plan import Plan
@@ -65,6 +67,33 @@ def test_lines_and_json_lines_of_a_pipe_are_read(work: SimpleNamespace) -> None:
     assert [row["id"] for row in lines] == ["1", "3"]
     objects = said(work.store, work.model, ["-"], '{"text": "a fine film"}\n{"text": "so dull"}\n')
     assert [row["scores"] for row in objects] == [row["scores"] for row in lines]
+
+
+@pytest.mark.parametrize("data", [b"a fine film\nso \xff\n", b'{"text": "a"}\n{"text": \n'])
+def test_errors_call_stdin_by_its_name(work: SimpleNamespace, data: bytes) -> None:
+    with pytest.raises(InputError) as caught:
+        list(predict(work.model, ["-"], Config(), store=work.store, stdin=io.BytesIO(data)))
+    assert "'stdin'" in caught.value.message and "stdin." not in caught.value.message
+
+
+def test_stdin_beside_other_files_is_read_by_what_it_holds(work: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "more.csv").write_text("text\nso dull\n")
+    rows = said(work.store, work.model, ["-", str(tmp_path / "more.csv")], '{"text": "a fine film"}\n')
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"), [("utf-8", "ƙasa é"), ("latin-1", "\\u0199asa \\u00e9"), ("ascii", "\\u0199asa \\u00e9")]
+)
+def test_lines_about_texts_keep_letters_that_stdout_has(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, expected: str
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, errors="backslashreplace"))
+    value = {"text": "ƙasa é", "control": "\x9b\u202e\ud800\x1b\U000e0001"}
+    say_texts(value)
+    line = written.getvalue().decode(encoding)
+    assert expected in line and line.rstrip("\n").isprintable() and json.loads(line) == value
 
 
 def test_limit_and_best_weights(work: SimpleNamespace) -> None:

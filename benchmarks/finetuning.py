@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 
 from guidance.guide import Guide
 from guidance.plan import Plan
-from guidance.tasks.significance import holm, paired_t
+from pipelines.metrics.significance import holm, paired_t
 from pipelines.stages import (
     corpus,
     dataset,

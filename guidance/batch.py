@@ -313,6 +313,11 @@ class BatchGuidance:
         self._calls[sites[0].name] = call + 1
         return sites[call % len(sites)]
 
+    def coming_site(self, module: nn.Module) -> Site:
+        """The site of the next call of a module."""
+        sites: tuple[Site, ...] = module.guide_sites  # type: ignore[assignment]
+        return sites[self._calls.get(sites[0].name, 0) % len(sites)] if len(sites) > 1 else sites[0]
+
     def boolean(self, mask: Tensor) -> Tensor:
         """A mask of numbers as booleans; the same object for the same mask, which layers share."""
         return self._as(torch.bool, mask)
@@ -329,11 +334,19 @@ class BatchGuidance:
         return self._converted[-1][1]
 
     def scope(
-        self, module: nn.Module, mask_B1QK: Tensor | None, query: Tensor, key: Tensor, windowed: bool
+        self,
+        module: nn.Module,
+        mask_B1QK: Tensor | None,
+        shape: tuple[int, int, int],
+        device: torch.device,
+        windowed: bool,
     ) -> AttentionScope:
-        """What queries may see at all; the same object for all layers that share a mask."""
+        """What queries may see at all; the same object for all layers that share a mask.
+
+        Args:
+            shape: examples, queries, keys.
+        """
         is_causal = bool(getattr(module, "is_causal", False))
-        shape = (query.shape[0], query.shape[2], key.shape[2])
         facts = (shape, is_causal, windowed)  # modules without a mask differ in these only
         for mask, known, scope in self._scopes:
             if mask is mask_B1QK and known == facts:
@@ -341,7 +354,7 @@ class BatchGuidance:
         sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
         self._check_batch(sites[0], shape)
         if mask_B1QK is None:
-            allowed = torch.ones(shape, dtype=torch.bool, device=query.device)
+            allowed = torch.ones(shape, dtype=torch.bool, device=device)
             allowed = allowed.tril(shape[2] - shape[1]) if is_causal else allowed  # keys before the queries are cached
         elif mask_B1QK.dtype != torch.bool or mask_B1QK.shape[1] != 1:
             raise InputError(

@@ -202,6 +202,8 @@ class Guide:
             )
         if self.attention == "cross" and any(c.one_sequence for c in kind.contributions()):
             raise PlanError(f"{self.mechanism} needs queries and keys of one sequence; cross-attention has two")
+        if self.heads != ("all",) and mechanism.of_whole_layers:
+            raise PlanError(f"{mechanism.of_whole_layers} belongs to whole layers", hint="leave heads out")
         if self.reference_length is not None and (reason := mechanism.refuses_reference_length()):
             raise PlanError(reason.format(mechanism=self.mechanism))
 

@@ -121,10 +121,18 @@ class GuidedModel:
         owner = module if number is None else getattr(module, EXTRA)[self.plan.key_of(number)]
         return module.training and any(p.requires_grad for p in owner.parameters())
 
-    def parameters_of(self, module: nn.Module, key: str) -> nn.Module | None:
-        """What a guide has added to an attention module under its key; None if nothing."""
+    def parameters_of(self, module: nn.Module, key: str, site: Site | None = None) -> nn.Module | None:
+        """What a guide has added to an attention module under its key; None if nothing.
+
+        Args:
+            site: the call, where each call of a shared module has parameters of its own.
+        """
         added: Mapping[str, nn.Module] = getattr(module, EXTRA, {})
-        return added[key] if key in added else None  # noqa: SIM401  a ModuleDict has no get
+        own = added[key] if key in added else None  # noqa: SIM401  a ModuleDict has no get
+        if site is None or not isinstance(own, nn.ModuleList):
+            return own
+        sites: tuple[Site, ...] = module.guide_sites  # type: ignore[assignment]
+        return own[sites.index(site)]
 
     def shaped_modules(self) -> list[nn.Module]:
         """The attention modules whose outputs the plan shapes."""

@@ -6,7 +6,7 @@ canary that all of it is reached.  `Handle.guide` makes the guidance of one batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from guidance.attention.backends import choose_backends
 from guidance.attention.function import NAME, guided_attention
+from guidance.attention.mixing import Mixing, guidance_of
 from guidance.batch import BatchGuidance
 from guidance.calls import BeforeCall, guide_batch, installed_in, keep_source, leading, tokens_of
 from guidance.errors import InputError, PlanError, UnsupportedModel
@@ -203,7 +204,11 @@ class Handle(GuidedModel):
                 added = assignment.mechanism.site_module(len(heads), _width(module), head_widths.get(module, 0))
                 if added is None:
                     continue
-                if any(other.number == number and other.heads != heads for other in mine):
+                if assignment.mechanism.per_call and len(sites) > 1:
+                    if self.parameters_of(module, assignment.key) is not None:
+                        continue  # those of all calls were added with the first
+                    added = self._for_each_call(sites, number, _width(module), head_widths.get(module, 0))
+                elif any(other.number == number and other.heads != heads for other in mine):
                     raise PlanError(
                         f"guide {number + 1}: layers {sites[0].layer} to {sites[-1].layer} share their module, and with"
                         f" it the parameters of {self.plan.guides[number].mechanism}",
@@ -213,8 +218,21 @@ class Handle(GuidedModel):
                 self._attach(module, assignment.key, added)
             if module in self.added:
                 self._hook(module.register_forward_pre_hook(_run_added_heads, with_kwargs=True))
+            if places := {place for assignment in mine for place in assignment.mechanism.places}:
+                for handle in Mixing(self.model, module, sites[0].name, places).hooks():
+                    self._hook(handle)
             if any(assignment.mechanism.needs_layer_input for assignment in mine):
                 self._hook(module.register_forward_pre_hook(_show_layer_input, with_kwargs=True))
+
+    def _for_each_call(self, sites: Sequence[Site], number: int, width: int, head_width: int) -> nn.ModuleList:
+        """What a guide adds to each call of a shared module; an empty module for calls in which it does not act."""
+        modules = []
+        for site in sites:
+            plan = self.site_plans.get(site)
+            own = next((a for a in plan.assignments if a.number == number), None) if plan else None
+            added = own.mechanism.site_module(len(own.heads), width, head_width) if own else None
+            modules.append(nn.Module() if added is None else added)
+        return nn.ModuleList(modules)
 
     def _in_order_of_drawing(self, site: Site) -> list[HeadAssignment]:
         """The assignments of a site in the order in which their parameters are drawn: attacks first."""
@@ -327,15 +345,9 @@ def _width(module: nn.Module) -> int:
     )
 
 
-def _guidance_of(module: nn.Module, kwargs: Mapping[str, Any]) -> BatchGuidance | None:
-    """The guidance with which an attention module is called; DeBERTa's get it as an attribute."""
-    guidance = kwargs.get("guidance", getattr(module, "guidance", None))
-    return guidance if isinstance(guidance, BatchGuidance) else None
-
-
 def _run_added_heads(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     """Before an attention module runs, let the extra heads beside it compute what they will add."""
-    guidance = _guidance_of(module, kwargs)
+    guidance = guidance_of(module, kwargs)
     if guidance is None:
         return
     mask, added = guidance.padding("encoder"), getattr(module, EXTRA)["pal"]
@@ -348,7 +360,7 @@ def _run_added_heads(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> No
 
 def _show_layer_input(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """Before an attention module runs, pass its input on to the attention function."""
-    if _guidance_of(module, kwargs) is None or "guidance" not in kwargs:
+    if guidance_of(module, kwargs) is None or "guidance" not in kwargs:
         return None  # DeBERTa's adapter passes it on by itself
     return args, {**kwargs, "layer_input": args[0] if args else kwargs["hidden_states"]}
 

@@ -245,8 +245,9 @@ def _check_head(plan: Plan, site: Site, head: int, numbers: list[int]) -> None:
     for number, contributions in made.items():
         guide = plan.guides[number]
         for contribution in contributions:
-            if contribution.alone and len(numbers) > 1:
-                other = next(n for n in numbers if n != number)
+            others = [n for n in numbers if n != number and plan.guides[n].bound_mechanism.needs_scores]
+            if contribution.alone and others:
+                other = others[0]
                 raise PlanError(
                     f"guide {number + 1} ({guide.label}) {contribution.does} {where}, on which guide"
                     f" {other + 1} ({plan.guides[other].label}) acts too",

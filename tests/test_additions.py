@@ -127,7 +127,7 @@ class Grade(Task):
 
     @classmethod
     def statistics(cls, gold, predicted, labels):
-        from guidance.tasks.comparison import ShareRight
+        from pipelines.metrics.comparison import ShareRight
 
         return {"exact": ShareRight.of(gold, predicted)}
 '''

@@ -53,20 +53,7 @@ class AttentionCall:
 
     def inputs(self, assignment: HeadAssignment) -> HeadInputs:
         """What the mechanism of an assignment gets at this call."""
-        batch, site, number = self.batch, self.site, assignment.number
-        seeds_B = None if batch.seeds_B is None else seeds_of(batch.seeds_B, site.stack, site.layer, number)
-        return HeadInputs(
-            heads=assignment.heads,
-            num_guided=batch.guided.num_guided[number],
-            pattern=batch.pattern_inputs(number, site, self.scope),
-            prepared=batch.prepared(number, site, self.scope),
-            parameters=batch.guided.parameters_of(self.module, assignment.key),
-            layer_input_BTd=self.layer_input,
-            seeds_B=seeds_B,
-            step=batch.step,
-            layer=site.layer,
-            tables=batch.guided.tables,
-        )
+        return inputs_at(self.batch, assignment, self.module, self.site, self.scope, self.layer_input)
 
     def edit(self, assignment: HeadAssignment, contribution: str) -> Callable[[Tensor], Tensor]:
         """What an assignment makes of the scores, probabilities or outputs of its heads."""
@@ -103,6 +90,31 @@ class AttentionCall:
             known = recorded[self.site] if self.site in recorded else mine.new_zeros(shape)
             mine = edited(known, heads, lambda own: mine if replaced_by is None else self.faded(replaced_by, own, mine))
         recorded[self.site] = mine
+
+
+def inputs_at(
+    batch: BatchGuidance,
+    assignment: HeadAssignment,
+    module: nn.Module,
+    site: Site,
+    scope: AttentionScope,
+    layer_input_BTd: Tensor | None = None,
+) -> HeadInputs:
+    """What the mechanism of an assignment gets at a site."""
+    number = assignment.number
+    seeds_B = None if batch.seeds_B is None else seeds_of(batch.seeds_B, site.stack, site.layer, number)
+    return HeadInputs(
+        heads=assignment.heads,
+        num_guided=batch.guided.num_guided[number],
+        pattern=batch.pattern_inputs(number, site, scope),
+        prepared=batch.prepared(number, site, scope),
+        parameters=batch.guided.parameters_of(module, assignment.key, site),
+        layer_input_BTd=layer_input_BTd,
+        seeds_B=seeds_B,
+        step=batch.step,
+        layer=site.layer,
+        tables=batch.guided.tables,
+    )
 
 
 def heads_of(states_BHTD: Tensor, heads: tuple[int, ...]) -> Tensor:

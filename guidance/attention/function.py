@@ -7,6 +7,7 @@ changed are computed explicitly, and heads whose attention is replaced need neit
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from guidance.attention.call import AttentionCall, edited, heads_of
+from guidance.attention.mixing import mixed
 from guidance.attention.sdpa import mask_dtype
 from guidance.batch import BatchGuidance
 from guidance.errors import InputError
@@ -84,7 +86,13 @@ def guided_attention(
         site=site,
         site_plan=site_plan,
         batch=guidance,
-        scope=guidance.scope(module, attention_mask, query, key, bool(kwargs.get("sliding_window"))),
+        scope=guidance.scope(
+            module,
+            attention_mask,
+            (query.shape[0], query.shape[2], key.shape[2]),
+            query.device,
+            bool(kwargs.get("sliding_window")),
+        ),
         query=query,
         key=key,
         value=value,
@@ -95,6 +103,9 @@ def guided_attention(
         layer_input=layer_input,
         kwargs=kwargs,
     )
+    if site_plan.making("mix"):
+        mixed_BTHD = mixed(guidance, module, site, call.scope, "value", value.transpose(1, 2))
+        call = replace(call, value=mixed_BTHD.transpose(1, 2))
     output = _output(call)
     if guidance.recorded is None:
         return output, None
@@ -115,7 +126,7 @@ def _output(call: AttentionCall) -> Tensor:
     output = _recorded(call) if batch.recorded is not None else _cheapest(call)
     for assignment in plan.making("edit_output"):
         output = edited(output, assignment.heads, call.edit(assignment, "edit_output"), dim=2)
-    return output
+    return mixed(batch, call.module, call.site, call.scope, "output", output) if plan.making("mix") else output
 
 
 def _recorded(call: AttentionCall) -> Tensor:

@@ -163,10 +163,12 @@ def _names_for_expressions(settings: Mapping[str, Any], stored: Mapping[str, Ten
 
 
 def _alphas(alphas: Mapping[str, Any], modules: Sequence[str]) -> Mapping[str, Any]:
-    """An ``alpha_pattern`` with the names of modules; unchanged if RE2 does not know what an expression uses."""
-    import pyarrow
-    from pyarrow import compute
-
+    """An ``alpha_pattern`` with the names of modules; unchanged if RE2, which pyarrow has, cannot read an expression."""
+    try:
+        import pyarrow
+        from pyarrow import compute
+    except ImportError:
+        return alphas
     chosen: dict[str, Any] = {}
     for expression, alpha in alphas.items():
         try:

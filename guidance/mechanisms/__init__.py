@@ -12,6 +12,7 @@ from guidance.mechanisms.fixed import Fix, Gaussian, Off
 from guidance.mechanisms.gate import Gate
 from guidance.mechanisms.logit_loss import LogitLoss
 from guidance.mechanisms.masks import Bias, Mask
+from guidance.mechanisms.mix import Mix
 from guidance.mechanisms.random_mask import RandomMask
 from guidance.registry import Registry
 
@@ -27,6 +28,7 @@ for _name, _mechanism in {
     "gaussian": Gaussian,
     "off": Off,
     "gate": Gate,
+    "mix": Mix,
     "adversary": Adversary,
     "random_mask": RandomMask,
 }.items():

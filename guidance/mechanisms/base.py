@@ -70,6 +70,7 @@ CONTRIBUTIONS: Mapping[str, Contribution] = {
     "edit_scores": Contribution("explicit", "always", "change the scores of"),
     "edit_probabilities": Contribution("explicit", "always", "change the probabilities of"),
     "edit_output": Contribution("any", "always", "change the output of", once=True, own_heads=True),
+    "mix": Contribution("any", "always", "blend states of", one_sequence=True, own_heads=True),
     "replace": Contribution("replaced", "always", "replace the attention of", alone=True),
     "target": Contribution("explicit", "measuring", "pull the probabilities of"),
     "row_losses": Contribution("any", "measuring", "measure the scores of", one_sequence=True, own_heads=True),
@@ -187,6 +188,7 @@ class Mechanism:
         needs_layer_input: it reads the hidden states that the attention module reads.
         reads_keys: it reads keys or values, so it needs the whole prefix and no cache of it.
         decays: weight decay shrinks the parameters that it adds, as it does those of the model.
+        per_call: where layers share a module, each of them has parameters of its own.
         contributes: the names of the contributions that the class makes; derived from the methods that it overrides.
     """
 
@@ -198,6 +200,7 @@ class Mechanism:
     needs_layer_input: ClassVar[bool] = False
     reads_keys: ClassVar[bool] = True
     decays: ClassVar[bool] = True
+    per_call: ClassVar[bool] = False
     contributes: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -248,6 +251,21 @@ class Mechanism:
     def is_idle(self, pattern: Pattern | None) -> bool:
         """True if it would change nothing with this pattern; the plan then leaves it out."""
         return False
+
+    @property
+    def needs_scores(self) -> bool:
+        """It acts on queries, keys or scores, which heads whose attention is replaced do not have."""
+        return True
+
+    @property
+    def of_whole_layers(self) -> str:
+        """What in its options belongs to whole layers, so that its guides select no heads; empty if nothing."""
+        return ""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """For `mix`: what it changes, by the names of `guidance.mechanisms.mix.Place`."""
+        return ()
 
     def module(self, num_heads: int, width: int) -> nn.Module | None:
         """The parameters that it adds to a site.
@@ -311,6 +329,14 @@ class Mechanism:
 
     def edit_output(self, output_BQhD: Tensor, inputs: HeadInputs) -> Tensor:
         """The output of its heads, changed."""
+        raise AssertionError
+
+    def mix(self, states_BTx: Tensor, place: str, inputs: HeadInputs) -> Tensor:
+        """What it adds to the states of all tokens: (B, T, h, D) of its heads, or (B, T, d) of the layer.
+
+        Args:
+            place: one of `places`.
+        """
         raise AssertionError
 
     def replace(self, value_BhKD: Tensor, inputs: HeadInputs, dropout: float) -> Tensor:

@@ -176,6 +176,12 @@ class Shift(Predicate):
             wanted = grad_BHQ * self._has_target()[:, None]
             grad_BHQK.diagonal(self._diagonal, -2, -1).add_(wanted[..., queries])
 
+    def restricted(self, allowed_BQK: Tensor) -> Shift:
+        # a query whose key is hidden has none; nothing of the size of the mask is written
+        query_Q = torch.arange(self.rows_BQ.shape[1], device=self.valid_BT.device)
+        target_Q = (query_Q + self._diagonal).clamp(0, self.valid_BT.shape[1] - 1)
+        return replace(self, queries_BQ=self.rows_BQ & allowed_BQK[:, query_Q, target_Q])
+
     def part(self, rows: slice) -> Shift:
         return replace(self, queries_BQ=self.rows_BQ[:, rows], start=self.start + (rows.start or 0))
 

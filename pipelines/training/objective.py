@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from guidance.guide import Guide
     from guidance.plan import Plan
-    from guidance.tasks.comparison import Compared, Table
     from pipelines.engine.stage import Run
+    from pipelines.metrics.comparison import Compared, Table
     from pipelines.storage.artifacts import Artifact
     from pipelines.training.learner import Given, Learner
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from guidance.guide import Guide
     from guidance.mechanisms.attacks import Form
-    from guidance.tasks.comparison import Compared, Table
-    from guidance.tasks.significance import Statistic
     from pipelines.engine.stage import Run
+    from pipelines.metrics.comparison import Compared, Table
+    from pipelines.metrics.significance import Statistic
     from pipelines.storage.artifacts import Artifact
     from pipelines.training.batches import Examples
     from pipelines.training.learner import Given, Learner
@@ -261,13 +261,13 @@ class Task(Objective):
 
     @classmethod
     def compare(cls, one: Table, other: Table) -> list[Compared]:
-        from guidance.tasks.comparison import compare_on_same
+        from pipelines.metrics.comparison import compare_on_same
 
         return compare_on_same(cls.statistics, one, other)
 
     @classmethod
     def compare_sets(cls, one: Table, other: Table) -> list[Compared]:
-        from guidance.tasks.comparison import compare_on_others
+        from pipelines.metrics.comparison import compare_on_others
 
         return compare_on_others(cls.statistics, one, other)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from guidance.errors import InputError
-from guidance.tasks.significance import Difference, holm
+from pipelines.metrics.significance import Difference, holm
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.store import Store

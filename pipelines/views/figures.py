@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from guidance.tasks.significance import paired_t
+from pipelines.metrics.significance import paired_t
 from pipelines.views.curves import Curve, Points
 
 MOST_PAIRS = 1000

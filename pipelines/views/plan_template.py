@@ -69,7 +69,8 @@ def _spare_rows() -> Iterator[str]:
         if mechanism.takes_pattern:
             yield f'# pattern = "{pattern}"'
         yield f'# mechanism = "{name}"'
-        yield "# heads = [2]"
+        if not mechanism().of_whole_layers:
+            yield "# heads = [2]"
         if mechanism.is_loss():
             yield "# weight = 1.0"
         yield from _option_lines(declared(mechanism))

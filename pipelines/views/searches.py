@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from guidance.errors import InputError
-from guidance.tasks.significance import holm, paired_t
+from pipelines.metrics.significance import holm, paired_t
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.views.evaluations import Tested

@@ -73,6 +73,28 @@ PLANS: Mapping[str, Plan] = {
             guide("mask", "window", 0),
         )
     ),
+    "mix": Plan(
+        (
+            guide("mix", "next"),
+            guide("mix", "previous", of=["stream", "input"]),
+            guide("mix", "first", of=["input"], schedule="linear"),
+            guide("mask", "window", 0),
+        )
+    ),
+    "mix, heads": Plan(
+        (
+            guide("mix", "next", 0, 2, of=["query", "key"]),
+            guide("mix", "matching_token", 1, 3, of=["value", "output"]),
+            guide("mix", {"sum": ["next", "self"]}, 0, of=["value"]),
+            guide("fix", "previous", 1),
+        )
+    ),
+    "mix, everywhere": Plan(
+        (
+            guide("mix", "next", of=["stream", "input", "query", "key", "value", "output"]),
+            guide("mix", "previous", of=["stream", "value"], layers=("last 1",)),
+        )
+    ),
     "adversary": Plan((guide("adversary"),)),
     "adversary, per head": Plan((guide("adversary", "", 0, 1, per_head=True, noise="gumbel", normalise=True),)),
     "random_mask": Plan((guide("random_mask", proportion=0.3),)),
@@ -114,6 +136,9 @@ PLANS: Mapping[str, Plan] = {
 PARAMETERS = (
     "gate",
     "gate, query",
+    "mix",
+    "mix, heads",
+    "mix, everywhere",
     "bias, learn",
     "adversary",
     "adversary, per head",

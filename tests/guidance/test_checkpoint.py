@@ -235,6 +235,7 @@ def test_folders_are_opened_in_one_place_only() -> None:
     assert found == {
         ("guidance/checkpoint/opening.py", "model_class.from_pretrained("),
         ("guidance/checkpoint/opening.py", "GenerationConfig.from_pretrained("),
+        ("guidance/checkpoint/adapters.py", "PeftConfig.from_pretrained("),
         ("guidance/checkpoint/adapters.py", "PeftModel.from_pretrained("),
         ("pipelines/training/model_card.py", "AutoTokenizer.from_pretrained("),
         ("pipelines/training/live_text.py", "AutoTokenizer.from_pretrained("),

@@ -41,6 +41,7 @@ SHAPING = Plan(
 
 INDIVIDUAL = ("mask", "mask, scaled", "bias", "bias, fading", "fix", "fix, boundaries", "fix, fading", "gaussian")
 OTHERS = ("off", "off, fading", "all off", "gate", "gate, query", "bias, learn", "pal", "pal, attention")
+MIXED = ("mix", "mix, heads", "mix, everywhere")
 
 EXAMPLES = pattern_oracle.tokens(*pattern_oracle.EXAMPLES)
 
@@ -99,7 +100,7 @@ def test_torch_export_of_every_family_follows_a_plan_at_other_shapes(family: str
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("name", [*INDIVIDUAL, *OTHERS])
+@pytest.mark.parametrize("name", [*INDIVIDUAL, *OTHERS, *MIXED])
 def test_torch_export_follows_every_plan_that_shapes_a_model(name: str) -> None:
     _check("bert", name, _exported)
 
@@ -110,7 +111,7 @@ def test_onnxruntime_follows_a_plan_at_other_shapes(family: str) -> None:
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("name", [*INDIVIDUAL, *OTHERS])
+@pytest.mark.parametrize("name", [*INDIVIDUAL, *OTHERS, *MIXED])
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_onnxruntime_follows_every_plan_that_shapes_a_model(family: str, name: str) -> None:
     _check(family, name, _in_onnx)
@@ -140,7 +141,7 @@ def test_every_shaping_plan_is_exported() -> None:
     shaping = {
         name for name, plan in PLANS.items() if any(not row.is_loss and not row.makes("attack") for row in plan.guides)
     }
-    assert shaping <= {*INDIVIDUAL, *OTHERS, "attention_loss, kl", "attention_loss, away", "all ten"}
+    assert shaping <= {*INDIVIDUAL, *OTHERS, *MIXED, "attention_loss, kl", "attention_loss, away", "all ten"}
 
 
 def test_a_feature_that_only_a_parser_gives_is_refused_by_name() -> None:

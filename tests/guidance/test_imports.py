@@ -18,7 +18,7 @@ import guidance
 
 ROOT = Path(guidance.__file__).parents[1]
 ALLOWED = {"torch", "transformers", "numpy", "safetensors", "guidance"} | set(sys.stdlib_module_names)
-OPTIONAL = {"adapters.py": {"peft"}}
+OPTIONAL = {"adapters.py": {"peft", "pyarrow"}}
 """Packages that one file imports if they are installed; it says so if they are not."""
 FORBIDDEN = {"guidance": {"pipelines", "cli"}, "pipelines": {"cli"}}
 

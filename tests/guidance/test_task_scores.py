@@ -13,7 +13,7 @@ from guidance.tasks.entities import entities, entity_agreement, token_agreement
 from guidance.tasks.scores import Agreement, accuracy, macro_f1
 from guidance.tasks.segments import pk, window_diff, window_size
 from guidance.tasks.summaries import greedy_oracle, select
-from pipelines.correlations import matthews, pearson, spearman
+from pipelines.metrics.correlations import matthews, pearson, spearman
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from sacrebleu.significance import PairedTest
 from guidance.errors import NumericalError
 from guidance.installation import Handle
 from guidance.objectives.translation import translate
-from guidance.tasks import comparison
-from guidance.tasks.comparison import Compared, Table
-from guidance.tasks.significance import Difference
 from pipelines.engine.stage import Run
+from pipelines.metrics import comparison
+from pipelines.metrics.comparison import Compared, Table
+from pipelines.metrics.significance import Difference
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.text.corpus_files import read_blocks

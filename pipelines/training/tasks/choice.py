@@ -14,7 +14,7 @@ from pipelines.training.task import UNKNOWN, Batch, Prediction, Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from guidance.tasks.significance import Statistic
+    from pipelines.metrics.significance import Statistic
     from pipelines.training.learner import Given
 
 MISSING = -1e4
@@ -95,6 +95,6 @@ class Choice(Task):
 
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
-        from guidance.tasks.comparison import ShareRight
+        from pipelines.metrics.comparison import ShareRight
 
         return {"accuracy": ShareRight.of(gold, predicted)}

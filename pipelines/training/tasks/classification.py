@@ -19,7 +19,7 @@ from pipelines.training.task import UNKNOWN, Batch, Prediction, Task, at_least_f
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from guidance.tasks.significance import Statistic
+    from pipelines.metrics.significance import Statistic
     from pipelines.training.learner import Given
 
 
@@ -129,7 +129,7 @@ class Classification(Task):
 
     def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
         """Accuracy, macro F1, F1 of the second of two classes, and the Matthews correlation."""
-        from pipelines.correlations import matthews
+        from pipelines.metrics.correlations import matthews
 
         gold, predicted = _labels(predictions)
         if not gold:
@@ -181,7 +181,7 @@ class Classification(Task):
         """Accuracy and macro F1."""
         import numpy as np
 
-        from guidance.tasks.comparison import OfSums, ShareRight
+        from pipelines.metrics.comparison import OfSums, ShareRight
 
         numbers = {label: number for number, label in enumerate(sorted(set(labels)))}
         counts = np.zeros((len(gold), 3, len(numbers)))  # right, predicted, true

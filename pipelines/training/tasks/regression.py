@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from guidance.mechanisms.attacks import Form
-    from guidance.tasks.significance import Statistic
+    from pipelines.metrics.significance import Statistic
     from pipelines.training.learner import Given
 
 
@@ -88,7 +88,7 @@ class Regression(Task):
 
     def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
         """Pearson's and Spearman's correlation, and the mean squared error."""
-        from pipelines.correlations import pearson, spearman
+        from pipelines.metrics.correlations import pearson, spearman
 
         pairs = [(value, p.scores[0]) for p in predictions if (value := _value(p.gold)) is not None]
         if not pairs:
@@ -108,8 +108,8 @@ class Regression(Task):
         """Pearson's correlation and the mean squared error."""
         import numpy as np
 
-        from guidance.tasks.comparison import mean_of
-        from pipelines.correlations import pearson
+        from pipelines.metrics.comparison import mean_of
+        from pipelines.metrics.correlations import pearson
 
         x, y = (np.array([float(value) for value in values]) for values in (gold, predicted))
         error: dict[str, Statistic] = {"mse": mean_of((x - y) ** 2)}

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from guidance.tasks.significance import Statistic
     from pipelines.engine.stage import Run
+    from pipelines.metrics.significance import Statistic
     from pipelines.training.batches import Examples
 
 
@@ -165,7 +165,7 @@ class Segmentation(YesNoTask):
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
         """F1, precision and recall of the boundaries."""
-        from guidance.tasks.comparison import of_agreements
+        from pipelines.metrics.comparison import of_agreements
 
         pairs = zip(gold, predicted, strict=True)
         return {**of_agreements([Agreement.on("1", [true], [guess]) for true, guess in pairs])}

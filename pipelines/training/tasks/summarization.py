@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from guidance.tasks.comparison import Compared, Table
     from pipelines.engine.stage import Run
+    from pipelines.metrics.comparison import Compared, Table
 
 ROUGE = ("rouge1", "rouge2", "rougeLsum")
 
@@ -191,7 +191,7 @@ class Summarization(YesNoTask):
     @classmethod
     def compare(cls, one: Table, other: Table) -> list[Compared]:
         """ROUGE of the summaries."""
-        from guidance.tasks.comparison import compare_statistics, mean_of
+        from pipelines.metrics.comparison import compare_statistics, mean_of
 
         scores = [
             [

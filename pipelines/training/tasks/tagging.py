@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from guidance.tasks.significance import Statistic
+    from pipelines.metrics.significance import Statistic
     from pipelines.storage.artifacts import Artifact
     from pipelines.training.learner import Given
 
@@ -167,7 +167,7 @@ class Tagging(Task):
         """The metrics of `metrics`, as functions of sentences."""
         import numpy as np
 
-        from guidance.tasks.comparison import OfSums, of_agreements
+        from pipelines.metrics.comparison import OfSums, of_agreements
 
         pairs = [([true.split()], [guess.split()]) for true, guess in zip(gold, predicted, strict=True)]
         words = np.array([(len(true), sum(map(eq, true, guess))) for (true,), (guess,) in pairs], float)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from guidance.errors import InputError
-from guidance.tasks.significance import paired_t
+from pipelines.metrics.significance import paired_t
 from pipelines.stages import evaluate, finetune, folds, pretrain, search, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, digest

@@ -12,7 +12,7 @@ import sklearn.metrics
 from scipy import stats
 
 from guidance.errors import InputError
-from guidance.tasks import comparison
+from pipelines.metrics import comparison
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store

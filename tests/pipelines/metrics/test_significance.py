@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from guidance.errors import InputError
-from guidance.tasks.significance import holm, mcnemar, paired_bootstrap, paired_t
+from pipelines.metrics.significance import holm, mcnemar, paired_bootstrap, paired_t
 
 DIFFERENCES = [0.5, 1.0, 0.2, 0.9]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from guidance.errors import InputError
 from guidance.tasks.scores import Agreement
-from guidance.tasks.significance import Difference, Statistic, mcnemar, paired_bootstrap, unpaired_bootstrap
+from pipelines.metrics.significance import Difference, Statistic, mcnemar, paired_bootstrap, unpaired_bootstrap
 
 ROUNDS = 10_000
 """Draws of the bootstrap."""

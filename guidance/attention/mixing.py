@@ -1,0 +1,194 @@
+"""Mixing where the attention function does not see it: the stream that enters a layer, the input of the projections, and queries
+and keys before rotary positions.  Values and outputs are mixed by the attention function itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from guidance.attention.call import inputs_at
+from guidance.batch import BatchGuidance
+from guidance.errors import InputError, UnsupportedModel
+from guidance.mechanisms.mix import OF_HEADS
+from guidance.patterns.predicates import AttentionScope
+from guidance.sites import Site
+
+PROJECTIONS = (
+    ("query", "key", "value"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("q", "k", "v"),
+)
+"""Names of the projections of queries, keys and values in attention modules."""
+
+FUSED = "Wqkv"
+"""The name of one projection of all three."""
+
+
+def mixed(
+    guidance: BatchGuidance, module: nn.Module, site: Site, scope: AttentionScope, place: str, states_BTx: Tensor
+) -> Tensor:
+    """States with what all rows add that mix in a place: (B, T, H, D) of heads, or (B, T, d) of the layer."""
+    plan, result = guidance.site_plan(site), states_BTx
+    for row in plan.making("mix") if plan else ():
+        if place not in row.mechanism.places:
+            continue
+        is_part = place in OF_HEADS and len(row.heads) < site.num_heads
+        own = states_BTx[:, :, list(row.heads)] if is_part else states_BTx
+        added = row.mechanism.mix(own, place, inputs_at(guidance, row, module, site, scope))
+        if row.number in guidance.strengths:
+            added = guidance.strengths[row.number] * added
+        if is_part:
+            index = torch.tensor(row.heads, device=states_BTx.device)
+            result = result.index_add(2, index, added.to(result.dtype))
+        else:
+            result = result + added
+    return result
+
+
+@dataclass
+class Current:
+    """A call of an attention module that is under way.
+
+    Attributes:
+        read: the hidden states that it reads; ``mixed``: what its projections read instead.
+    """
+
+    guidance: BatchGuidance
+    mask: Tensor | None
+    read: Tensor
+    mixed: Tensor
+
+
+class Mixing:
+    """The hooks of one attention module, of its projections and of its layer, for the rows that mix there."""
+
+    def __init__(self, model: nn.Module, module: nn.Module, name: str, places: Iterable[str]) -> None:
+        """
+        Args:
+            name: of the attention module; ``places``: where it mixes.
+
+        Raises:
+            UnsupportedModel: it is not known what the layer or the projections are called.
+        """
+        self.module, self.places = module, frozenset(places)
+        self.current: Current | None = None
+        self.layer = _layer_of(model, name)
+        self.mask_of_layer, self.mask_of_module = _place_of_mask(self.layer), _place_of_mask(module)
+        self.projections = _projections_of(module) if self.places & {"query", "key", "input"} else {}
+
+    def hooks(self) -> list[Any]:
+        """Register all hooks; gives their handles."""
+        handles: list[Any] = []
+        if "stream" in self.places:
+            handles.append(self.layer.register_forward_pre_hook(self.before_layer, with_kwargs=True))
+        if self.projections:
+            handles.append(self.module.register_forward_pre_hook(self.before_module, with_kwargs=True))
+            handles.append(self.module.register_forward_hook(self.after_module, always_call=True))
+        if "input" in self.places:
+            for projection in dict.fromkeys(projection for projection, _ in self.projections.values()):
+                handles.append(projection.register_forward_pre_hook(self.before_projection))
+        for place in self.places & {"query", "key"}:
+            projection, part = self.projections[place]
+            handles.append(projection.register_forward_hook(partial(self.after_projection, place, part)))
+        return handles
+
+    def before_layer(self, layer: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        guidance = guidance_of(self.module, kwargs)
+        if guidance is None:
+            return None
+        states = args[0] if args else kwargs["hidden_states"]
+        mixed = self._mixed(guidance, "stream", states, _mask(self.mask_of_layer, args, kwargs))
+        return ((mixed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": mixed})
+
+    def before_module(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        guidance = guidance_of(module, kwargs)
+        if guidance is not None:
+            read, mask = args[0] if args else kwargs["hidden_states"], _mask(self.mask_of_module, args, kwargs)
+            mixed = self._mixed(guidance, "input", read, mask)
+            self.current = Current(guidance, mask, read, mixed)
+
+    def after_module(self, *call: Any) -> None:
+        self.current = None
+
+    def before_projection(self, projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if self.current is None or args[0] is not self.current.read:
+            return None  # DeBERTa also projects the embeddings of distances
+        return (self.current.mixed, *args[1:])
+
+    def after_projection(
+        self, place: str, part: int | None, projection: nn.Module, args: tuple[Any, ...], output: Tensor
+    ) -> Tensor | None:
+        current = self.current
+        if current is None or (args[0] is not current.read and args[0] is not current.mixed):
+            return None
+        if part is None:
+            return self._mixed(current.guidance, place, output, current.mask)
+        parts = list(output.unflatten(-1, (3, -1)).unbind(-2))
+        parts[part] = self._mixed(current.guidance, place, parts[part], current.mask)
+        return torch.stack(parts, dim=-2).flatten(-2)
+
+    def _mixed(self, guidance: BatchGuidance, place: str, states: Tensor, mask: Tensor | None) -> Tensor:
+        """States (B, T, d) after all rows that mix in a place, in the order of the plan."""
+        site = guidance.coming_site(self.module)
+        plan = guidance.site_plan(site)
+        if plan is None or not any(place in row.mechanism.places for row in plan.making("mix")):
+            return states
+        if mask is not None and mask.dtype != torch.bool:
+            mask = guidance.boolean(mask)
+        batch, length = states.shape[:2]
+        if mask is not None and mask.shape[-1] != length:
+            raise InputError(
+                "mixed tokens see whole prefixes, not a cache of earlier ones", hint="generate(use_cache=False)"
+            )
+        windowed = bool(getattr(self.module, "sliding_window", None))
+        scope = guidance.scope(self.module, mask, (batch, length, length), states.device, windowed)
+        if place not in OF_HEADS:
+            return mixed(guidance, self.module, site, scope, place, states)
+        of_heads = states.unflatten(-1, (site.num_heads, -1))
+        return mixed(guidance, self.module, site, scope, place, of_heads).flatten(-2)
+
+
+def guidance_of(module: nn.Module, kwargs: Mapping[str, Any]) -> BatchGuidance | None:
+    """The guidance with which an attention module is called; DeBERTa's get it as an attribute."""
+    guidance = kwargs.get("guidance", getattr(module, "guidance", None))
+    return guidance if isinstance(guidance, BatchGuidance) else None
+
+
+def _layer_of(model: nn.Module, name: str) -> nn.Module:
+    """The layer of an attention module: the nearest module around it that is in a list of modules."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if isinstance(model.get_submodule(".".join(parts[: end - 1])), nn.ModuleList):
+            return model.get_submodule(".".join(parts[:end]))
+    raise UnsupportedModel(f"{name} is in no list of layers, so nothing can be mixed around it")
+
+
+def _projections_of(module: nn.Module) -> dict[str, tuple[nn.Module, int | None]]:
+    """The projections of queries, keys and values, and which third of its output each is if there is only one."""
+    if hasattr(module, FUSED):
+        return {place: (getattr(module, FUSED), part) for part, place in enumerate(PROJECTIONS[0])}
+    for names in PROJECTIONS:
+        if all(isinstance(getattr(module, name, None), nn.Module) for name in names):
+            return {place: (getattr(module, name), None) for place, name in zip(PROJECTIONS[0], names, strict=True)}
+    raise UnsupportedModel(
+        f"{type(module).__name__}: it is not known what its projections are called", hint='of = ["stream"] needs none'
+    )
+
+
+def _place_of_mask(module: nn.Module) -> int:
+    """The place of the attention mask among the arguments of a module; -1 if it has none."""
+    names = list(inspect.signature(module.forward).parameters)
+    return next((names.index(name) for name in ("attention_mask", "mask") if name in names), -1)
+
+
+def _mask(place: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    mask = kwargs.get("attention_mask", kwargs.get("mask"))
+    return args[place] if mask is None and 0 <= place < len(args) else mask

@@ -1,0 +1,1 @@
+"""How good predictions are beside others: correlations, tests of significance, and metrics of two systems."""

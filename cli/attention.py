@@ -135,6 +135,7 @@ def _picture(looked: TextAttention, layer: int | None, head: int | None, model: 
 def _page(folder: Path, text: str, device: str) -> bytes:
     """The page of `guide discover` on this text alone."""
     import tempfile
+    from contextlib import closing
 
     from pipelines.explorer.export import one_file
     from pipelines.explorer.workspace import Workspace
@@ -146,9 +147,6 @@ def _page(folder: Path, text: str, device: str) -> bytes:
         source.write_text(text, encoding="utf-8")
         config = discover_score.Config(device=device, sequence_length=512)
         store = Store(Path(scratch) / "artifacts")
-        workspace = Workspace({folder.name: str(folder)}, str(source), config, store, title="one text")
-        try:
+        with closing(Workspace({folder.name: str(folder)}, str(source), config, store, title="one text")) as workspace:
             workspace.finish()
             return one_file(workspace, 1)
-        finally:
-            workspace.close()

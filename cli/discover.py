@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,7 +100,7 @@ def serve_command(
     """
     from pipelines.explorer.server import serving
 
-    with _workspace(session, config, model, data, beside, is_writable=True) as workspace:
+    with closing(_workspace(session, config, model, data, beside, is_writable=True)) as workspace:
         with serving(workspace, host, port) as (address, serve):
             if host not in ("127.0.0.1", "::1", "localhost"):
                 tell("warning: others on the network can reach this page; it asks them for the token")
@@ -138,17 +137,21 @@ def export_command(
     from pipelines.storage.files import write_file
 
     check_output_path(to, "--to", ".html")
-    with _workspace(session, config, model, data, beside, is_writable=False) as workspace:
+    with closing(_workspace(session, config, model, data, beside, is_writable=False)) as workspace:
         workspace.finish(session.progress)
         page = one_file(workspace, examples)
     write_file(to, page)
     session.answer({"path": str(to), "bytes": len(page)}, [to])
 
 
-@contextlib.contextmanager
 def _workspace(
     session: Session, config: PageConfig, model: str, data: str, beside: str | None, *, is_writable: bool
-) -> Iterator[Any]:
+) -> Any:
+    """What the page shows, to be closed in the end.
+
+    Raises:
+        InputError: there is no such pattern, model or data.
+    """
     from pipelines.explorer.workspace import Workspace
     from pipelines.probing.patterns import read_written
 
@@ -163,11 +166,7 @@ def _workspace(
     if not Path(data).is_file():
         session.store.find(data)
     settings = discover_score.Config(**config.model_dump())
-    workspace = Workspace({name: name for name in names}, data, settings, session.store, can_accept=is_writable)
-    try:
-        yield workspace
-    finally:
-        workspace.close()
+    return Workspace({name: name for name in names}, data, settings, session.store, can_accept=is_writable)
 
 
 def _check_exists(model: str, store: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
@@ -17,14 +16,13 @@ MODULES = ("colours", "api", "grid", "matrix", "panels", "app")
 
 
 def one_file(workspace: Workspace, examples: int) -> bytes:
-    """The page with all heads on some examples.
-
-    Args:
-        workspace: when it is ready.
-        examples: the first so many are saved, with the maps of every head.
-    """
+    """The page of a workspace that is ready, with the maps of all heads on its first examples."""
     page = files("pipelines.explorer") / "page"
-    script = _joined({name: (page / f"{name}.js").read_text("utf-8") for name in MODULES})
+    # the names in the modules are distinct, so imports and exports are left out
+    modules = (
+        re.sub(r"^import [^;]*;\n", "", (page / f"{name}.js").read_text("utf-8"), flags=re.M) for name in MODULES
+    )
+    script = "\n".join(re.sub(r"^export ", "", module, flags=re.M) for module in modules)
     style = (page / "style.css").read_text("utf-8")
     data = as_json(_answers(workspace, examples)).decode()
     # inside of a script element only "</script" and "<!--" mean anything, and JSON may write "<" otherwise
@@ -44,15 +42,6 @@ def one_file(workspace: Workspace, examples: int) -> bytes:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _joined(modules: Mapping[str, str]) -> str:
-    """All modules as one: their names are distinct, so imports and exports are left out."""
-    parts = []
-    for text in modules.values():
-        text = re.sub(r"^import [^;]*;\n", "", text, flags=re.MULTILINE)
-        parts.append(re.sub(r"^export ", "", text, flags=re.MULTILINE))
-    return "\n".join(parts)
 
 
 def _answers(workspace: Workspace, examples: int) -> dict[str, Any]:

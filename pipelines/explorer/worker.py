@@ -58,14 +58,7 @@ class Worker:
             self._thread.join(timeout=10)
 
     def wait(self, progress: Progress | None = None) -> None:
-        """Wait until all jobs are done.
-
-        Args:
-            progress: shows each of them.
-
-        Raises:
-            Exception: what the first one failed with.
-        """
+        """Wait until all jobs are done, each of which is shown; what the first one failed with is raised."""
         with contextlib.ExitStack() as shown:
             title, done, total, bar = "", 0.0, 0.0, Task()
             for state in self._states():
@@ -146,7 +139,7 @@ class Worker:
 
     def progress(self, what: str) -> Progress:
         """A progress bar that advances a job."""
-        return _JobProgress(self, what)
+        return _JobBar(self, what)
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -185,21 +178,17 @@ class Worker:
                 log.error("%s", self.problem)
 
 
-class _JobProgress(Progress):
-    """Shows progress as that of a job."""
+class _JobBar(Progress, Task):
+    """Shows progress, one task after the other, as that of a job."""
 
     def __init__(self, worker: Worker, what: str) -> None:
-        self._worker, self._what = worker, what
+        self._worker, self._what, self._done, self._total = worker, what, 0.0, 0.0
 
     @contextlib.contextmanager
     def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Iterator[Task]:
         """See `Progress.task`."""
-        yield _JobTask(self._worker, self._what, done, total or 0)
-
-
-class _JobTask(Task):
-    def __init__(self, worker: Worker, what: str, done: float, total: float) -> None:
-        self._worker, self._what, self._done, self._total = worker, what, done, total
+        self._done, self._total = done, total or 0
+        yield self
 
     def advance(self, amount: float = 1, note: str = "") -> None:
         """See `Task.advance`."""

@@ -83,13 +83,8 @@ class Scorer(Filler):
             self.handle = Unguided(self.model)
 
     def likelihoods(self, texts: Sequence[str], masking: Masking, batch_size: int) -> list[Likelihood]:
-        """The likelihood of each text.
-
-        Args:
-            masking: ``token``: one token is masked at a time; ``word``: also the later tokens of its word, so that they do not
-                give it away.
-            batch_size: masked copies of texts per batch.
-        """
+        """The likelihood of each text, of which so many masked copies are read at once.  One token is masked at a time, or also the
+        later tokens of its ``word``, so that they do not give it away."""
         batch = self.read(texts)
         lengths = batch.inputs["attention_mask"].sum(-1).tolist()
         rows = [ids[:length] for ids, length in zip(batch.inputs["input_ids"].cpu().numpy(), lengths, strict=True)]

@@ -75,14 +75,12 @@ class HeldOut:
     """
 
     def __init__(self, inputs: Mapping[str, Any], config: SequencesConfig, seed: int = 0) -> None:
-        """
-        Args:
-            inputs: a model and sequences; masks and scores if they are needed.
-            seed: of the words that are masked.
+        """Opens a model and sequences, with masks and scores if they are needed.  Raises InputError if the model has neither a head
+        for a task nor predicts masked words, or does not fit the sequences, and PlanError if its plan needs a feature that is not
+        there.
 
-        Raises:
-            InputError: the model has neither a head for a task nor predicts masked words; or it does not fit the sequences.
-            PlanError: its plan needs a feature that is not there.
+        Args:
+            seed: of the words that are masked.
         """
         self.config, self._seed = config, seed
         self._data, folder = inputs["sequences"], folder_of(inputs["model"])
@@ -115,14 +113,8 @@ class HeldOut:
         return self._of_task() if self._head else self._of_words()
 
     def mean(self, advance: Callable[[int], object] = lambda _: None) -> float:
-        """The mean loss over the split, without gradients.
-
-        Args:
-            advance: called with the number of examples of each batch.
-
-        Raises:
-            InputError: nothing is judged.
-        """
+        """The mean loss over the split, without gradients; `advance` is called with the number of examples of each batch.  Raises
+        InputError if nothing is judged."""
         total = count = 0.0
         with torch.no_grad():
             for loss in self.losses():

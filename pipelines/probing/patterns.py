@@ -66,15 +66,11 @@ def read_written(text: str) -> Pattern:
 
 
 def measurable(asked: Iterable[str], known: Collection[str]) -> tuple[dict[str, Pattern], dict[str, str]]:
-    """The patterns to measure by what the user calls them, and why others of the catalogue are left out.
+    """The patterns to measure by what the user calls them, by default the whole catalogue, and why others of it are left out.
+    Raises InputError if a pattern that was asked for cannot be measured, or does not exist.
 
     Args:
-        asked: as the user writes them; by default the whole catalogue.
         known: the features that there are, besides those of the vocabulary.
-
-    Raises:
-        InputError: a pattern that was asked for cannot be measured.
-        UnknownName: it does not exist.
     """
     from guidance.patterns.catalogue import PATTERNS
 

@@ -63,14 +63,8 @@ class WatchedSequences:
     """
 
     def __init__(self, inputs: Mapping[str, Any], config: SequencesConfig) -> None:
-        """
-        Args:
-            inputs: a model and sequences; masks and scores if they are needed.
-
-        Raises:
-            InputError: the sequences were made with another tokenizer, or are longer than the model reads.
-            PlanError: the plan of the model needs a feature that is not there.
-        """
+        """Opens a model and sequences, with masks and scores if they are needed.  Raises InputError if the sequences are of another
+        tokenizer, or longer than the model reads, and PlanError if its plan needs a feature that is not there."""
         data, masks = inputs["sequences"], inputs.get("masks")
         folder = folder_of(inputs["model"])
         self.plan = find_plan(folder) or Plan()
@@ -93,11 +87,7 @@ class WatchedSequences:
         self.device = next(self.model.parameters()).device
 
     def batches(self, size: int | Callable[[], int]) -> Iterator[Batch]:
-        """The sequences in their order.
-
-        Args:
-            size: sequences per batch, or a function that gives it before each batch.
-        """
+        """The sequences in their order, so many per batch, or as many as a function says before each batch."""
         start = 0
         while start < self.number:
             numbers = range(start, min(start + (size if isinstance(size, int) else size()), self.number))
@@ -246,14 +236,8 @@ def survey(
     batch_size: int | Callable[[], int],
     advance: Callable[[Survey, int], object],
 ) -> Survey:
-    """Read all sequences.
-
-    Args:
-        patterns: by name.
-        batch_size: see `WatchedSequences.batches`.
-        advance: called after each batch with what is known so far, and the number of sequences of the batch; what it raises
-            ends the survey.
-    """
+    """Read all sequences.  After each batch `advance` is called with what is known so far, and the number of sequences of the
+    batch; what it raises ends the survey."""
     known = Survey(Relevance(list(patterns)))
     for batch in watched.batches(batch_size):
         known.add(watched, patterns, batch)

@@ -115,12 +115,8 @@ class Store:
             return None
 
     def check_writable(self) -> None:
-        """Fail now rather than after the work.
-
-        Raises:
-            InputError: the store is a file.
-            MachineError: the store cannot be written; the message names its owner.
-        """
+        """Fail now rather than after the work: with InputError if the store is a file, and MachineError, which names its owner, if
+        it cannot be written."""
         if os.path.lexists(self.root) and not os.path.isdir(self.root):
             raise InputError(f"the store {str(self.root)!r} is not a folder", hint="choose another with --store")
         with machine_errors(f"cannot write to the store {self.root}{self._owner()}"):
@@ -169,11 +165,8 @@ class Store:
             yield
 
     def sweep(self, *, dry_run: bool = False) -> list[Path]:
-        """Delete half-built and half-deleted directories of crashed runs, which no process has locked; returns them.
-
-        Args:
-            dry_run: only return those that would be deleted.
-        """
+        """Delete half-built and half-deleted directories of crashed runs, which no process has locked; returns them, and with
+        ``dry_run`` only that."""
         removed = []
         for folder in (self.root / ".tmp", self.root / ".trash"):
             if not _entries(folder):

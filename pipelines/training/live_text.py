@@ -88,14 +88,8 @@ class LiveModel:
     """
 
     def __init__(self, folder: Path, device: str = "auto", random_seed: int | None = None) -> None:
-        """
-        Args:
-            random_seed: of random weights in the same shape, without a plan; None for the model's own.
-
-        Raises:
-            InputError: the model cannot do it.
-            PlanError: it needs more than a bare text.
-        """
+        """Opens a model, or one of its shape with random weights of a seed, without a plan.  Raises InputError if it cannot do it,
+        and PlanError if it needs more than a bare text."""
         try:
             config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
         except OSError as error:

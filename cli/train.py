@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -81,13 +82,19 @@ def _usual_names(text: str) -> str:
 def search_lines(counts: Mapping[str, Any]) -> list[str]:
     """What a search has found: the validation of each setting, and the test metrics of the chosen ones."""
     settings = [
-        (name or "(no grid)", _mean_and_sd(found), f"{found['chosen']:,}") for name, found in counts["settings"].items()
+        (_as_flags(name) or "(no grid)", _mean_and_sd(found), f"{found['chosen']:,}")
+        for name, found in counts["settings"].items()
     ]
     metrics = [(name, _mean_and_sd(found)) for name, found in counts["metrics"].items()]
     return [
         *folded(("setting", f"validation: {counts['select']}", "runs chosen"), settings, None),
         *folded(("metric", "on the test split"), metrics, None),
     ]
+
+
+def _as_flags(setting: str) -> str:
+    """``learning_rate=0.1 ffn=8``, as tables hold it, in the way that people write it after ``--grid``."""
+    return re.sub(r"(?:^| )\w+=", lambda name: name[0].replace("_", "-"), setting)
 
 
 def _mean_and_sd(found: Mapping[str, float | None]) -> str:

@@ -123,7 +123,7 @@ class Member:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        parts = [f"{name.replace('_', '-')} {value}" for name, value in self.setting.items()]
+        parts = [f"{name.replace('_', '-')}={value}" for name, value in self.setting.items()]
         begun = [f"from step {self.start.step}"] if self.start else []
         return ", ".join([*begun, *parts, f"seed {self.config.seed}"])
 
@@ -201,7 +201,7 @@ def _settings(config: Config) -> list[dict[str, Any]]:
         if name in axes:
             raise InputError(f"--grid names {name.replace('_', '-')} twice")
         axes[name] = [value.strip() for value in values.split(",")]
-        if ("" in axes[name] and name != "plan") or len(set(axes[name])) < len(axes[name]):
+        if axes[name] == [""] or ("" in axes[name] and name != "plan") or len(set(axes[name])) < len(axes[name]):
             raise InputError(
                 f"--grid {text}: not NAME=VALUE,VALUE with different values", hint="--grid learning-rate=1e-5,2e-5"
             )

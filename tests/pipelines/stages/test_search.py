@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cli.train import search_lines
 from guidance.errors import InputError
 from pipelines.metrics.significance import paired_t
 from pipelines.stages import evaluate, finetune, folds, pretrain, search, sequences, tokenizer
@@ -50,7 +51,10 @@ def models(store: Store) -> set[str]:
     return {folder.name for folder in (store.root / "model").glob("*")}
 
 
-def test_the_setting_with_the_best_mean_validation_is_tested_and_no_other(store: Store, data: Artifact) -> None:
+def test_the_setting_with_the_best_mean_validation_is_tested_and_no_other(
+    store: Store, data: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "guide")
     made, rows = searched(store, data, grid=["learning-rate=1e-6,1e-2"], seeds=2, select="accuracy")
     assert [(row["setting"], row["seed"]) for row in rows] == [
         *(("learning_rate=1e-06", seed) for seed in (0, 1)),
@@ -59,6 +63,8 @@ def test_the_setting_with_the_best_mean_validation_is_tested_and_no_other(store:
     assert [row["chosen"] for row in rows] == [False, False, True, True]
     assert [row["evaluation"] is not None for row in rows] == [False, False, True, True]
     assert statistics.fmean(row["valid"] for row in rows[2:]) > statistics.fmean(row["valid"] for row in rows[:2])
+    assert [line.split()[0] for line in search_lines(made.counts)[1:3]] == ["learning-rate=1e-06", "learning-rate=0.01"]
+    assert "run 1 of 4: learning-rate=1e-06, seed 0" in caplog.messages
     tested = [row["test/accuracy"] for row in rows[2:]]
     assert made.counts["metrics"]["accuracy"] == {"mean": statistics.fmean(tested), "sd": statistics.stdev(tested)}
     for row in rows:
@@ -140,6 +146,8 @@ def test_searches_over_the_same_folds_or_seeds_are_compared(store: Store, data: 
         ({"grid": ["learning-rte=1,2"]}, "learning-rte is no setting"),
         ({"grid": ["seed=1,2"]}, "seed is no setting that can vary"),
         ({"grid": ["learning-rate"]}, "not NAME=VALUE"),
+        ({"grid": ["learning-rate="]}, "not NAME=VALUE"),
+        ({"grid": ["plan="]}, "not NAME=VALUE"),
         ({"grid": ["learning-rate=1e-3,1e-3"]}, "different values"),
         ({"grid": ["learning-rate=1e-3,fast"]}, "learning-rate: .*number"),
         ({"grid": ["layers=1", "layers=2"]}, "twice"),

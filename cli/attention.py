@@ -90,7 +90,9 @@ def attention_command(
         }
         for one in chosen
     ]
-    lines = _list(chosen, sinks) if head is None else (line for one in chosen for line in _map(looked, one, only_ascii))
+    lines = _list(chosen, sinks) if head is None or sinks else []
+    if head is not None:
+        lines += [line for one in chosen for line in (*[""] * sinks, *_map(looked, one, only_ascii))]
     session.answer({"tokens": list(looked.labels), "heads": rows}, lines)
 
 
@@ -139,6 +141,7 @@ def _page(folder: Path, text: str, device: str) -> bytes:
 
     from pipelines.explorer.export import one_file
     from pipelines.explorer.workspace import Workspace
+    from pipelines.progress import warnings_only
     from pipelines.stages import discover_score
     from pipelines.storage.store import Store
 
@@ -147,6 +150,9 @@ def _page(folder: Path, text: str, device: str) -> bytes:
         source.write_text(text, encoding="utf-8")
         config = discover_score.Config(device=device, sequence_length=512)
         store = Store(Path(scratch) / "artifacts")
-        with closing(Workspace({folder.name: str(folder)}, str(source), config, store, title="one text")) as workspace:
+        with (
+            warnings_only(),
+            closing(Workspace({folder.name: str(folder)}, str(source), config, store, title="one text")) as workspace,
+        ):
             workspace.finish()
             return one_file(workspace, 1)

@@ -6,7 +6,6 @@ The files become a dataset and sequences in a temporary store, so that a model r
 from __future__ import annotations
 
 import contextlib
-import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pydantic import Field, create_model
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.stage import knob
-from pipelines.progress import Progress, log
+from pipelines.progress import Progress, warnings_only
 from pipelines.stages import dataset, evaluate, missing
 from pipelines.storage.files import machine_errors
 from pipelines.storage.store import Store
@@ -125,7 +124,7 @@ def predict(
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="guide-predict-")))
         own = Store(scratch / "artifacts")
         sources, config = _spool(stdin, files, config, scratch)
-        with _warnings_only():
+        with warnings_only():
             made = stack.enter_context(own.load(_dataset(task, sources, config, own, progress)))
             tokens = stack.enter_context(missing.build_sequences(made, str(folder), length, own, progress))
             inputs: dict[str, Any] = {"model": given, "corpus": made, "sequences": tokens}
@@ -139,17 +138,6 @@ def predict(
         opened, handle = open_trained(weights, read_tables(inputs), config.device, task.opened_as())
         settings = evaluate.Config(split="test", limit=config.limit, batch_size=config.batch_size)
         yield from task.answers(_Job(settings, inputs, progress or Progress()), opened, handle)
-
-
-@contextlib.contextmanager
-def _warnings_only() -> Iterator[None]:
-    """Without the messages of stages about artifacts that nobody will see."""
-    level = log.level
-    log.setLevel(max(level, logging.WARNING))
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def _spool(stdin: BinaryIO | None, files: Sequence[str], config: Any, folder: Path) -> tuple[list[str], Any]:

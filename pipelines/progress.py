@@ -10,6 +10,17 @@ log = logging.getLogger("guide")
 """Messages for people: warnings and progress."""
 
 
+@contextmanager
+def warnings_only() -> Iterator[None]:
+    """Without the messages of stages about artifacts that nobody will see."""
+    level = log.level
+    log.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 class Task:
     """One progress bar.  ``advance`` is cheap enough to call for every unit."""
 

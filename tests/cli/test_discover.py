@@ -41,7 +41,10 @@ def test_attention_names_the_patterns_that_heads_come_close_to(guide: Callable[.
     (line,) = [row for row in done.out.splitlines() if row.startswith("0-5")]
     assert " self " in line and "matching_token" in line
     done = guide("attention", folder, "--text", TEXT, "--layer", 0, "--head", 5, "--ascii")
-    assert done.code == 0 and "layer 0, head 5" in done.out and "the darkest is" in done.out
+    assert done.code == 0 and done.out.startswith("layer 0, head 5\n") and "the darkest is" in done.out
+    both = guide("attention", folder, "--text", TEXT, "--layer", 0, "--head", 5, "--ascii", "--sinks")
+    title, listed, *drawn = both.out.splitlines()
+    assert title.startswith("HEAD") and listed == line and drawn == ["", *done.out.splitlines()]
 
 
 def test_attention_is_that_of_the_model_as_json_and_pictures(
@@ -60,6 +63,7 @@ def test_attention_is_that_of_the_model_as_json_and_pictures(
     assert done.code == 0, done.err
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
     assert b"guide-data" in (tmp_path / "page.html").read_bytes()
+    assert [line.split(":")[0] for line in done.err.splitlines()] == ["drawn", "written"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ Source: Xing et al. 2020, section 3.3; deviation: the default window is one sent
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
@@ -18,7 +19,7 @@ from guidance.errors import InputError
 from pipelines.engine import executor
 from pipelines.engine.declaration import Command, Stage
 from pipelines.engine.shards import evenly, merge_tree, row_groups
-from pipelines.engine.stage import Result, Run, Work, knob
+from pipelines.engine.stage import Result, Run, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.tables import COUNTS, VOCABULARY, schema_of
@@ -120,12 +121,6 @@ def build(run: Run[Config]) -> None:
         run.warn("no two of the counted tokens occur together")
 
 
-def _share(work: Work[Config]) -> None:
-    from pipelines.statistics.pair_files import Counting
-
-    Counting(work).run()
-
-
 STAGE: Stage[Config, Result | None] = Stage(
     "build-cooccur",
     "cooccur",
@@ -134,7 +129,7 @@ STAGE: Stage[Config, Result | None] = Stage(
     build,
     takes={"corpus": Corpus(), "tokenizer": Tokenizer()},
     prepare=check_column,
-    share=_share,
+    share=lambda work: resolve_name("pipelines.statistics.pair_files:Counting")(work).run(),
     command=Command(
         "build-cooccur",
         "Count how often frequent tokens occur together in the training text of a corpus.",

@@ -35,11 +35,11 @@ from pipelines.engine.stage import Files, Result, Run, Work, knob
 from pipelines.inputs import Corpus
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS, TREES, column, list_column
+from pipelines.text.conllu import Treebank
 from pipelines.text.parsing import model_folder
 from pipelines.text.sources import expand
 from pipelines.text.spacy_models import SpacyParser, spacy_folder
 from pipelines.text.stanza_models import StanzaParser, parser_files
-from pipelines.text.treebank import Treebank
 
 WINDOW = 1 << 16
 """Minimum number of characters that a parser gets at once.  Batching may change the last bits of its sums, so windows depend

@@ -15,7 +15,7 @@ from guidance.errors import InputError
 from pipelines.engine.shards import remembered
 from pipelines.engine.stage import Files
 from pipelines.storage.artifacts import Artifact
-from pipelines.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, special_ids, tokenizer_files
+from pipelines.text.tokenizer_files import folder_files, load_tokenizer, special_ids, tokenizer_files
 
 _BATCH_CHARACTERS = 1 << 20
 
@@ -163,11 +163,7 @@ def open_encoder(folder: str) -> Encoder:
     return _opened(os.path.join(folder, "tokenizer.json"))
 
 
-@remembered
-def _opened(file: str) -> Encoder:
-    folder = Path(file).parent
-    names = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-    return Encoder(Files.of((folder / name for name in names), names))
+_opened = remembered(lambda file: Encoder(folder_files(Path(file).parent)))
 
 
 def tokens_of(folder: str, tables: Iterable[Any]) -> Iterator[Tokens]:

@@ -203,31 +203,20 @@ def _refuse_ragged(name: str, width: int, rows: Iterable[tuple[int, list[str]]],
 
 
 def _numbers(
-    columns: Columns,
-    names: Sequence[str] | None,
-    width: int,
-    place: str,
-    split: str,
-    layout: Layout,
-    notes: Notes,
+    columns: Columns, names: Sequence[str] | None, width: int, place: str, split: str, layout: Layout, notes: Notes
 ) -> dict[str, int]:
     """The number of each column.  A test file may lack that of the label."""
     numbers = {}
     for role, wanted in columns.items():
         same = [column for column, known in enumerate(names or ()) if known == wanted]
         if len(same) > 1:
-            raise InputError(
-                f"{place}: {len(same)} columns are called {wanted!r}", hint="give the column's number instead, from 1"
-            )
-        if same:
-            numbers[role] = same[0]
-        elif 1 <= (number := whole_number(wanted) or 0) <= width:
-            numbers[role] = number - 1
-        elif role == "label" and layout.label_column is None:
-            continue
-        elif role == "label" and split == "test":
+            hint = "give the column's number instead, from 1"
+            raise InputError(f"{place}: {len(same)} columns are called {wanted!r}", hint=hint)
+        if same or 1 <= (whole_number(wanted) or 0) <= width:
+            numbers[role] = same[0] if same else int(wanted) - 1
+        elif role == "label" and split == "test" and layout.label_column is not None:
             notes.warn("a test file has no labels", place)
-        else:
+        elif role != "label" or layout.label_column is not None:
             if names is not None:
                 columns_there = f"it has {short_list(names)}"
             elif wanted.isdecimal():

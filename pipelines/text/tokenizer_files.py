@@ -33,10 +33,13 @@ def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) ->
     if not (folder / "tokenizer.json").is_file() or (folder / "artifact.json").exists():
         with store.open(store.find(reference)) as artifact:
             folder = artifact.path if artifact.kind == "model" else Path()
-    if folder != Path():
-        names = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-        return Files.of((folder / name for name in names), names)
-    return stack.enter_context(store.load(reference, kind="tokenizer"))
+    return folder_files(folder) if folder != Path() else stack.enter_context(store.load(reference, kind="tokenizer"))
+
+
+def folder_files(folder: Path) -> Files:
+    """The tokenizer's files in a folder."""
+    names = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    return Files.of((folder / name for name in names), names)
 
 
 def tokenizer_files(given: Artifact | Files) -> dict[str, bytes]:

@@ -16,13 +16,14 @@ import fcntl
 import hashlib
 import io
 import os
+import secrets
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from guidance.errors import MachineError
+from guidance.errors import InputError, MachineError
 
 _failpoint_hits: dict[str, int] = {}
 
@@ -188,6 +189,29 @@ def publish_directory(temporary: Path, final: Path, *, trash: Path | None) -> No
         else:
             os.rename(temporary, final)
         sync_directory(final.parent)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name with one rename when the block has ended; after an error nothing is left.
+
+    Raises:
+        InputError: there is such a folder, and it is not empty.
+        MachineError: it cannot be written.
+    """
+    folder = folder.absolute()
+    if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{str(folder)!r} exists already", hint="choose a new folder")
+    temporary = folder.with_name(f".{folder.name[:200]}.{secrets.token_hex(4)}")
+    with machine_errors(f"cannot write to {folder.parent}"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+    try:
+        yield temporary
+        publish_directory(temporary, folder, trash=None)
+    finally:
+        if temporary.exists():
+            remove_tree(temporary)
 
 
 def _exchange(one: Path, other: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 from guidance.errors import InputError
 from pipelines.progress import Progress
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.files import DigestWriter, machine_errors, publish_directory, remove_tree
+from pipelines.storage.files import DigestWriter, machine_errors, new_folder, publish_directory
 from pipelines.storage.manifest import (
     MANIFEST,
     MANIFEST_LIMIT,
@@ -32,15 +31,8 @@ def export(artifact: Artifact, folder: Path, *, progress: Progress | None = None
         raise InputError(f"{str(folder)!r} exists already", hint="choose a new folder")
     if not folder.parent.is_dir():
         raise InputError(f"{str(folder.parent)!r} is not a folder")
-    temporary = folder.with_name(f".{folder.name[:200]}.{secrets.token_hex(4)}")
-    with machine_errors(f"cannot create {str(folder)!r}"):
-        temporary.mkdir()
-    try:
+    with new_folder(folder) as temporary:
         _copy(artifact, temporary, progress or Progress())
-        publish_directory(temporary, folder, trash=None)
-    finally:
-        if temporary.exists():
-            remove_tree(temporary)
 
 
 def import_folder(

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from guidance.errors import InputError, MachineError
 from pipelines import ROOT
 from pipelines.engine.stage import check_working_folder
-from pipelines.storage.files import machine_errors, publish_directory, remove_tree, write_file
+from pipelines.storage.files import new_folder, write_file
 
 WEIGHTS, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 COPIED = (
@@ -55,20 +54,11 @@ def convert(folder: Path, out: Path) -> Converted:
         read_config((folder / "config.json").read_bytes(), str(folder / "config.json"))
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable config.json)") from error
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists already", hint="choose a new folder")
-    with machine_errors(f"cannot write to {out.parent}"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
+    with new_folder(out) as temporary:
         written = _convert_in_subprocess(weights, temporary / "model.safetensors")
         for name in COPIED:
             if (folder / name).is_file():
                 write_file(temporary / name, (folder / name).read_bytes())
-        temporary.chmod(0o777 & ~_umask())
-        publish_directory(temporary, out, trash=None)
-    finally:
-        remove_tree(temporary)
     return Converted(out, **written)
 
 
@@ -119,12 +109,6 @@ def _convert_in_subprocess(weights: list[Path], out: Path) -> dict[str, int]:
             answer["refused"], hint="ask the author of the file for safetensors; guide does not open this one"
         )
     return answer
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _read(path: Path) -> Mapping[str, Any]:

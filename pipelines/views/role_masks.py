@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from pipelines.progress import Progress
 from pipelines.statistics.codes import check_codes
 from pipelines.statistics.role_tables import RoleTables, pieces_of
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.files import machine_errors, open_parquet, publish_directory, remove_tree
+from pipelines.storage.files import new_folder, open_parquet
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.storage.tables import column, list_column
@@ -219,26 +218,12 @@ def export(opened: Opened, roles: Roles, folder: Path, progress: Progress) -> di
     Raises:
         InputError: the folder exists and is not empty.
     """
-    folder = folder.absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{str(folder)!r} exists already", hint="choose a new folder")
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     splits = [name.removesuffix(".parquet") for name in opened.masks.files if name.endswith(".parquet")]
-    total = sum(opened.size(split) for split in splits)
-    with machine_errors(f"cannot write to {folder.parent}"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-    try:
-        written = {}
-        with progress.task("masks", total=total, unit="sequences") as bar:
-            for split in splits:
-                written[f"{split}.parquet"] = _write(opened, roles, split, temporary / f"{split}.parquet", bar)
-        publish_directory(temporary, folder, trash=None)
-        return written
-    finally:
-        if temporary.exists():
-            with contextlib.suppress(OSError):
-                remove_tree(temporary)
+    total, written = sum(opened.size(split) for split in splits), {}
+    with new_folder(folder) as temporary, progress.task("masks", total=total, unit="sequences") as bar:
+        for split in splits:
+            written[f"{split}.parquet"] = _write(opened, roles, split, temporary / f"{split}.parquet", bar)
+    return written
 
 
 def _write(opened: Opened, roles: Roles, split: str, path: Path, bar: Any) -> int:

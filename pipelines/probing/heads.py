@@ -123,6 +123,14 @@ def heads_of(artifact: Artifact) -> list[dict[str, Any]]:
     return rows
 
 
+def ends_of(ranked: Sequence[dict[str, Any]], last: int) -> tuple[Sequence[dict[str, Any]], tuple[str, ...]]:
+    """The first `SHOWN_HEADS` heads of a ranking and the last ones, and a note if these are not all."""
+    if len(ranked) <= SHOWN_HEADS + last:
+        return ranked, ()
+    note = f"the first {SHOWN_HEADS} and the last {last} of {len(ranked):,} heads; {TABLE} has all"
+    return [*ranked[:SHOWN_HEADS], *ranked[-last:]], (note,)
+
+
 def head_name(row: Mapping[str, Any]) -> str:
     """A head as tables name it: layer and head, and what kind it is if it is not the model's own."""
     return f"{row['layer']}-{row['head']}" + (f" ({row['attention']})" if row["attention"] != "self" else "")

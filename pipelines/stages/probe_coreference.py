@@ -256,7 +256,9 @@ def _table(artifact: Artifact, config: Config) -> Table:
         best.setdefault(head_name(head), ([], head))[0].append(title)
     rows += [row(f"head {name}, best on {' and '.join(of)}", head) for name, (of, head) in best.items()]
     rows.insert(2, ("split halves", share(counts["split_half"]), *empty[1:]))
-    rows += [row(RULES[name], scores) for name, scores in counts["baselines"].items()]
+    # a pronoun that chooses between the candidates of GAP or WinoBias has the head word of none
+    idle = {"head match"} if number["any_word"] == questions else set()
+    rows += [row(RULES[name], scores) for name, scores in counts["baselines"].items() if name not in idle]
     return Table(("", *titles.values(), *(("pro - anti",) if difference else ())), rows, _notes(artifact))
 
 

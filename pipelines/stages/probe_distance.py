@@ -17,7 +17,7 @@ from guidance.errors import InputError
 from pipelines.engine.declaration import Opening, Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
-from pipelines.probing.heads import SHOWN_HEADS, head_name, heads_of, number, write_heads
+from pipelines.probing.heads import SHOWN_HEADS, ends_of, head_name, heads_of, number, write_heads
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES, read_data
 from pipelines.storage.artifacts import Artifact
@@ -124,9 +124,10 @@ def _maps(watched: WatchedSequences, batch: Batch) -> dict[Site, Tensor]:
 
 def _table(artifact: Artifact, config: Config) -> Table:
     ranked = sorted(heads_of(artifact), key=lambda row: row[artifact.counts["shown"]])
-    chosen = ranked if len(ranked) <= 2 * SHOWN_HEADS else [*ranked[:SHOWN_HEADS], *ranked[-SHOWN_HEADS:]]
-    rows = [(head_name(row), *(number(row[name]) for name in UNITS)) for row in chosen]
-    return Table(("head", "nearest", "mean", "counterpart"), rows)
+    chosen, notes = ends_of(ranked, SHOWN_HEADS)
+    known = [name for name in UNITS if any(row[name] is not None for row in ranked)]
+    rows = [(head_name(row), *(number(row[name]) for name in known)) for row in chosen]
+    return Table(("head", *known), rows, notes)
 
 
 STAGE = probe(

@@ -18,7 +18,7 @@ from pydantic import Field
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
-from pipelines.probing.heads import SHOWN_HEADS, best, head_name, heads_of, number, write_heads
+from pipelines.probing.heads import best, ends_of, head_name, heads_of, number, write_heads
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import Reading
 from pipelines.storage.artifacts import Artifact
@@ -92,9 +92,9 @@ def measure(run: Run[Config]) -> Findings:
 
 def _table(artifact: Artifact, config: Config) -> Table:
     ranked = sorted(heads_of(artifact), key=lambda row: -row["importance"])
-    chosen = [*ranked[:SHOWN_HEADS], *(ranked[-3:] if len(ranked) > SHOWN_HEADS + 3 else [])]
+    chosen, notes = ends_of(ranked, 3)
     rows = [(head_name(row), number(row["score"]), f"{row['importance']:.3g}") for row in chosen]
-    return Table(("head", "score", "importance"), rows)
+    return Table(("head", "score", "importance"), rows, notes)
 
 
 STAGE = probe(

@@ -185,6 +185,7 @@ def test_gap_is_what_a_plain_computation_gives(store: Store, tmp_path: Path) -> 
     assert len({tuple(each) for each in expected.values()}) > 4, "otherwise this tests little"
     table = table_of(made)
     assert table.titles == ("", "all", "any word") and table.rows[0] == ("questions", "3", "3")
+    assert [row[0] for row in table.rows[-2:]] == ["nearest mention", "rules in order"], "no candidate is a pronoun"
     assert "1 pronouns have no antecedent among their candidates" in table.notes[0]
 
 
@@ -359,7 +360,7 @@ def test_what_is_up_to_date_repeats_the_warnings_of_all_stages_behind_it(
 def test_a_probe_without_its_file_is_shown_by_its_counts(guide: Callable[..., Any], tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", matching())
     made = guide("probe", "distance", folder, written(tmp_path, "text.txt", "anna saw anna .\n" * 3)).out.strip()
-    assert "counterpart" in guide("show", made).out.partition("inputs")[0]
+    assert "nearest" in guide("show", made).out.partition("inputs")[0]
     heads = next(Path("artifacts").glob("probe/*/heads.parquet"))
     heads.chmod(0o600)
     heads.write_bytes(b"")
@@ -704,6 +705,12 @@ def test_heads_are_near_their_counterparts(store: Store, tmp_path: Path) -> None
     shown = table_of(both)
     titles, rows_shown = shown.titles, shown.rows
     assert len(rows_shown) == 6 and {len(row) for row in rows_shown} == {len(titles)}
+    assert titles == ("head", "nearest", "mean", "counterpart") and not shown.notes
+    assert table_of(alone).titles == ("head", "nearest", "mean"), "one model has no counterparts"
+    large = probe_distance.run(saved(tmp_path / "large", matching(2, 9)), text, store=store).artifact
+    shown = table_of(large)
+    assert len(shown.rows) == 16
+    assert shown.notes == ("the first 8 and the last 8 of 18 heads; heads.parquet has all",)
     strange = saved(tmp_path / "strange", matching(1, 3))
     names = [*trainings.SPECIAL, *WORDS[::-1]]
     for name, data in trainings.tokenizer_files(names).items():

@@ -241,7 +241,7 @@ def announce(session: Session, result: Result, next_command: Templates | None = 
 
 
 LOOKED_AT = 50
-"""At most so many of the newest artifacts of a kind are looked at."""
+"""How many of the newest artifacts of a kind are looked at."""
 
 
 def suggestion(templates: Templates, artifact: Artifact, reference: str, store: Store) -> str | None:

@@ -80,7 +80,7 @@ def _make_bars(color: bool) -> Any:
 
 
 class _Counted(Task):
-    """Counts units and draws them at most every so many seconds; rates exclude units ``done`` by an earlier run."""
+    """Counts units and draws them, with a pause between drawings; rates exclude units ``done`` by an earlier run."""
 
     def __init__(
         self, total: float | None, unit: str, done: float, every: float, draw: Callable[[float, str], None]

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from guidance.patterns.features import Cooccurrence
 from guidance.plan import Plan
 from pipelines.training.batches import Examples
-from pipelines.training.learner import Given
+from pipelines.training.learner import Setup
 from pipelines.training.objectives import OBJECTIVES
 from tests import trainings
 
@@ -55,7 +55,7 @@ def objective(
         OBJECTIVES[config.objective].check_plan(parsed, config, "plan")
     sequences: Any = SimpleNamespace(manifest={"config": {"max_length": 16}}, reference="sequences/tiny")
     splits = examples(rows), examples(valid or rows)
-    given = Given(config, parsed, sequences, tokenizer(), *splits, {"cooccurrence": table()}, init)
+    given = Setup(config, parsed, sequences, tokenizer(), *splits, {"cooccurrence": table()}, init)
     found: Any = OBJECTIVES[config.objective].prepare(given)
     found.begin(config.steps)
     found.model.double()

@@ -79,7 +79,7 @@ def measure(run: Run[Config]) -> Findings:
     floors: dict[str, np.ndarray] = {}
     if config.split == "train":
         run.warn(
-            f"{data.reference}: the training text itself is measured, and counts of a text know it by heart, so there are no"
+            f"{data.reference}: the training text itself is measured, and its own n-grams would predict it too well, so there are no"
             " floors; sequences with a validation split have them"
         )
     elif len(counted.places):

@@ -13,10 +13,10 @@ from guidance.statistics.ngrams import Places, estimates, floors
 from pipelines.storage.artifacts import Artifact
 
 STRETCHES = 100
-"""The training text is cut into so many stretches of sequences; every tenth is held out to fit weights."""
+"""How many stretches of sequences the training text is cut into; every tenth is held out to fit weights."""
 
 MOST_TOKENS = 1 << 25
-"""Of longer training text, sequences at equal distances are counted, about so many tokens."""
+"""How many tokens of training text are counted; of longer text, sequences at equal distances."""
 
 FIT_EPOCH = 2**62 + 1
 """The epoch number for masking the held-out stretches: no epoch of training or validation."""

@@ -29,7 +29,7 @@ from pipelines.text.sentences import Splitter
 
 BATCH_CHARACTERS = 4 << 20
 BATCH_BLOCKS = 20_000
-"""A row group ends after so many characters or blocks, in drafts and in corpora."""
+"""How many characters or blocks a row group has before the next begins, in drafts and in corpora."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x84\x86-\x9f]")
 _TEXTS = ("id", "source", "place", "split", "pair", "label")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from guidance.errors import InputError
 
 if TYPE_CHECKING:
-    from pipelines.training.learner import Given
+    from pipelines.training.learner import Setup
 
 
 def are_numbers(counts: Mapping[str, Any]) -> bool:
@@ -32,16 +32,16 @@ def is_fraction(label: str) -> bool:
     return math.isfinite(value) and not value.is_integer()
 
 
-def training_labels(given: Given) -> list[str]:
+def training_labels(setup: Setup) -> list[str]:
     """The distinct labels of the training examples: numbers in numerical order, others in alphabetical order.
 
     Raises:
         InputError: an example has no label.
     """
-    labels = given.train.labels.tolist()
+    labels = setup.train.labels.tolist()
     if missing := sum(label is None for label in labels):
         raise InputError(
-            f"{given.sequences.reference}: {missing:,} of {len(labels):,} training examples have no label",
+            f"{setup.sequences.reference}: {missing:,} of {len(labels):,} training examples have no label",
             hint="name their column: guide build-dataset --label-column NAME",
         )
     distinct = set(labels)

@@ -1,4 +1,4 @@
-"""What the training loop needs of an objective (`Learner`), and what an objective is given to make one (`Given`)."""
+"""What the training loop needs of an objective (`Learner`), and what an objective makes one of (`Setup`)."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True)
-class Given:
+class Setup:
     """What a run gives to its objective.
 
     Attributes:

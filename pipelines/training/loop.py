@@ -48,7 +48,7 @@ class Settings(Hyperparameters):
     Attributes:
         select: the metric of a scorer that decides which validation is best, the higher the better; "" for the first
             validation loss.
-        patience: end after so many validations in a row without a better one; 0 never does.
+        patience: how many validations in a row may be no better before training ends; 0 for any number.
         keep_best: of how many of the best validations the weights are kept.
     """
 

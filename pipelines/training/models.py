@@ -10,7 +10,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.storage.artifacts import Artifact
-from pipelines.training.learner import Given, folder_of
+from pipelines.training.learner import Setup, folder_of
 from pipelines.training.model_checks import OFFSET_POSITIONS, check_model
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def mask_probability_of(model: Any) -> float:
     return float(trained or 0.15)
 
 
-def build_model(given: Given, objective: type[Objective], plan: Plan, **fields: Any) -> Any:
+def build_model(setup: Setup, objective: type[Objective], plan: Plan, **fields: Any) -> Any:
     """A new model of the configured size, or the one to start from.
 
     Args:
@@ -121,7 +121,7 @@ def build_model(given: Given, objective: type[Objective], plan: Plan, **fields: 
 
     from guidance.checkpoint import load_model, new_model
 
-    config, tokenizer, init = given.config, given.tokenizer, given.init
+    config, tokenizer, init = setup.config, setup.tokenizer, setup.init
     auto_class: Any = getattr(transformers, objective.card.auto_class)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -135,22 +135,22 @@ def build_model(given: Given, objective: type[Objective], plan: Plan, **fields: 
         if getattr(config, "extend_positions", False):
             from pipelines.training.embeddings import extend_positions
 
-            extend_positions(model, given.max_length)
+            extend_positions(model, setup.max_length)
         check_model(model, folder, tokenizer)
         if isinstance(init, Artifact) and not init.in_place():
             raise InputError(f"{folder} was rebuilt while it was being read", hint="run again")
         return model
     family = objective.family(config.architecture)
     sizes = dimensions(config)
-    made = auto_class.from_config(configuration(config, family, tokenizer, given.max_length, sizes, **fields))
-    if given.vectors is not None:
+    made = auto_class.from_config(configuration(config, family, tokenizer, setup.max_length, sizes, **fields))
+    if setup.vectors is not None:
         from pipelines.training.embeddings import fill_vectors
 
-        fill_vectors(made, given.vectors, tokenizer.get_vocab())
-    if given.embeddings is not None:
+        fill_vectors(made, setup.vectors, tokenizer.get_vocab())
+    if setup.embeddings is not None:
         from pipelines.training.embeddings import copy_embeddings
 
-        copy_embeddings(made, folder_of(given.embeddings), tokenizer)
+        copy_embeddings(made, folder_of(setup.embeddings), tokenizer)
     return made
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipelines.engine.stage import Run
     from pipelines.metrics.comparison import Compared, Table
     from pipelines.storage.artifacts import Artifact
-    from pipelines.training.learner import Given, Learner
+    from pipelines.training.learner import Learner, Setup
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Objective(ABC):
 
     @classmethod
     @abstractmethod
-    def prepare(cls, given: Given) -> Learner:
+    def prepare(cls, setup: Setup) -> Learner:
         """The learner of a run.
 
         Raises:

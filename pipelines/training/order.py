@@ -38,7 +38,7 @@ class Order:
         self._permutation = lru_cache(maxsize=1)(self._permute)
 
     def steps(self, epochs: float) -> int:
-        """The number of steps of so many epochs, at least one."""
+        """The number of steps of a number of epochs, at least one."""
         return max(1, round(epochs * self.num_examples / self.batch_size))
 
     def batch(self, step: int) -> list[tuple[int, int]]:
@@ -96,7 +96,7 @@ class LengthOrder:
         self._layout = lru_cache(maxsize=1)(self._lay_out)
 
     def steps(self, epochs: float) -> int:
-        """The number of steps of so many epochs, at least one."""
+        """The number of steps of a number of epochs, at least one."""
         return max(1, round(epochs * self.num_batches))
 
     def batch(self, step: int) -> list[tuple[int, int]]:
@@ -156,7 +156,7 @@ class MixedOrder:
         self._permutations = [lru_cache(maxsize=1)(partial(self._permute, corpus)) for corpus in range(len(sizes))]
 
     def steps(self, epochs: float) -> int:
-        """The number of steps that draw as many examples as so many epochs have, at least one."""
+        """The number of steps that draw as many examples as a number of epochs has, at least one."""
         return max(1, round(epochs * sum(self.sizes) / self.batch_size))
 
     def batch(self, step: int) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from guidance.errors import InputError
 from guidance.plan import Plan
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.batches import Examples
-from pipelines.training.learner import Given, Learner
+from pipelines.training.learner import Learner, Setup
 from pipelines.training.memory import checkpoint_activations
 from pipelines.training.models import WORD_MODELS, dimensions, read_tokenizer
 from pipelines.training.order import BLOCK, AnyOrder, LengthOrder, MixedOrder, Order
@@ -51,7 +51,7 @@ class Prepared:
         )
         tables, init = read_tables(inputs, config.totals), inputs.get("init")
         learner = objective.prepare(
-            Given(
+            Setup(
                 config,
                 plan,
                 corpora[0],
@@ -95,7 +95,7 @@ def _check(config: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def order_of(config: Any, lengths: np.ndarray, sizes: Sequence[int]) -> AnyOrder:
-    """The order of examples with these lengths, from artifacts with so many examples each."""
+    """The order of examples with these lengths, from artifacts of these sizes."""
     if config.batch_tokens:
         return LengthOrder(lengths, config.seed, batch_tokens=config.batch_tokens)
     if config.bucket:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipelines.metrics.significance import Statistic
     from pipelines.storage.artifacts import Artifact
     from pipelines.training.batches import Examples
-    from pipelines.training.learner import Given, Learner
+    from pipelines.training.learner import Learner, Setup
 
 UNKNOWN = -100
 """The target of an example without a true answer, or with one that the model cannot give."""
@@ -149,7 +149,7 @@ class Task(Objective):
 
     @classmethod
     @abstractmethod
-    def of_training(cls, given: Given) -> Self:
+    def of_training(cls, setup: Setup) -> Self:
         """The task for the labels of the training examples.
 
         Raises:
@@ -162,10 +162,10 @@ class Task(Objective):
         """The task for the labels of a trained model."""
 
     @classmethod
-    def prepare(cls, given: Given) -> Learner:
+    def prepare(cls, setup: Setup) -> Learner:
         from pipelines.training.learners.perturbed import learner_of
 
-        return learner_of(given, cls.of_training(given))
+        return learner_of(setup, cls.of_training(setup))
 
     @classmethod
     def evaluate(cls, run: Run[Any], folder: Path, model: Any, handle: Any) -> None:
@@ -280,12 +280,12 @@ class YesNoTask(Task):
     """
 
     @classmethod
-    def of_training(cls, given: Given) -> Self:
+    def of_training(cls, setup: Setup) -> Self:
         """Raises InputError when no answer of the training examples is yes, or none is no."""
-        answers = {answer for label in given.train.labels for answer in (label or "").split()}
+        answers = {answer for label in setup.train.labels for answer in (label or "").split()}
         if answers != {"0", "1"}:
             raise InputError(
-                f"{given.sequences.reference}: {cls.one_answer(answers)}",
+                f"{setup.sequences.reference}: {cls.one_answer(answers)}",
                 hint="look at the warnings of build-dataset and build-sequences",
             )
         return cls()

@@ -110,7 +110,7 @@ def tables(comparison: Comparison) -> list[Table]:
     blank = [MISSING] * (len(loss.titles) - 2)
     loss.cells.extend([f"floor: {FLOORS[name]}", *blank, f"{nats:.3f}"] for name, nats in comparison.floors.items())
     reached = _table(
-        f"first step with a training loss of at most so many nats, mean of {window} steps",
+        f"first step with a training loss of no more nats, mean of {window} steps",
         rows,
         *count,
         *((f"{loss:g}", _reached(steps_to(loss), never)) for loss in comparison.at),

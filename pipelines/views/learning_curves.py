@@ -136,7 +136,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
 
 
 def _shown(steps: int) -> np.ndarray:
-    """The places to draw of so many steps, counted from 0: evenly spread, the first and the last one included."""
+    """Which steps to draw, counted from 0: evenly spread, the first and the last one included."""
     return np.unique(np.linspace(0, steps - 1, MOST_POINTS).astype(int))
 
 

@@ -32,7 +32,7 @@ from guidance.patterns.features import Tokens
 from guidance.patterns.predicates import AttentionScope
 from guidance.plan import Plan
 from guidance.sites import Site
-from pipelines.training.learners.guided import Guided
+from pipelines.training.learners.guided import Guides
 from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, dropout, pair_batch, tiny_model
 
 STACKS = [
@@ -704,7 +704,7 @@ def test_ones_own_loop_optimises_in_pretraining_what_the_stage_pretrain_does(sen
     attacked = model(**inputs, guidance=attack, output_hidden_states=True)
     total = attack.adversarial_loss(clean, attacked, "pretraining", predicted, step=step, total_steps=total_steps)
 
-    stage = Guided.__new__(Guided)
+    stage = Guides.__new__(Guides)
     stage.handle, stage.labels, stage.on_scores, stage.total_steps = handle, (), (), total_steps
     stage._masked, stage._prefix, stage._judged = [], "", ("tokens", "sentence")
     first = [

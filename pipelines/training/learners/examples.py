@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from guidance.batch import BatchGuidance
 from guidance.statistics.roles import COLUMNS
 from pipelines.training.batches import Examples, pad
-from pipelines.training.learner import Given
-from pipelines.training.learners.guided import Guided, GuidedLearner
+from pipelines.training.learner import Setup
+from pipelines.training.learners.guided import GuidedLearner, Guides
 from pipelines.training.model_checks import check_lengths
 from pipelines.training.models import build_model
 from pipelines.training.task import Batch, Prediction, Task
@@ -62,22 +62,22 @@ class Grouped:
 class ExampleLearner(GuidedLearner):
     """Trains a guided model on the examples of a task; see `pipelines.training.learner.Learner`."""
 
-    def __init__(self, given: Given, task: Task) -> None:
-        model = build_model(given, type(task), given.plan.for_part("model"), **task.fields())
+    def __init__(self, setup: Setup, task: Task) -> None:
+        model = build_model(setup, type(task), setup.plan.for_part("model"), **task.fields())
         self.splits = {
-            "train": Grouped(given.train, together=task.together, kept=task.kept(given.train, given.config)),
-            "valid": Grouped(given.valid, together=task.together),
+            "train": Grouped(setup.train, together=task.together, kept=task.kept(setup.train, setup.config)),
+            "valid": Grouped(setup.valid, together=task.together),
         }
-        check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
-        guided = Guided(model, given.plan, given.tokenizer, given.tables, folder=given.folder, judged=("outputs",))
-        super().__init__(model, guided, given)
-        self.task, self.seed = task, given.config.seed
-        limit = given.config.valid_sequences
+        check_lengths(model.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
+        guided = Guides(model, setup.plan, setup.tokenizer, setup.tables, folder=setup.folder, judged=("outputs",))
+        super().__init__(model, guided, setup)
+        self.task, self.seed = task, setup.config.seed
+        limit = setup.config.valid_sequences
         self.num_valid = min(len(self.splits["valid"]), limit or len(self.splits["valid"]))
         self.lengths = self.splits["train"].lengths
         self.sizes = [len(self.splits["train"])]
-        self.inputs = ModelInputs(model, given.tokenizer.pad_token_id)
-        self.config = given.config
+        self.inputs = ModelInputs(model, setup.tokenizer.pad_token_id)
+        self.config = setup.config
         self.scorers = {task.name: self._score} if self.num_valid else {}
         self._predicted: list[Prediction] = []
 

@@ -23,8 +23,8 @@ from guidance.objectives.masked_lm import Masker, masked_lm_loss
 from guidance.objectives.replaced_token import draw
 from guidance.objectives.selection import logits_at, put_at
 from pipelines.storage.artifacts import Artifact
-from pipelines.training.learner import Given
-from pipelines.training.learners.guided import Guided, Inputs
+from pipelines.training.learner import Setup
+from pipelines.training.learners.guided import Guides, Inputs
 from pipelines.training.learners.masked_batches import FilledBatch
 from pipelines.training.model_checks import check_lengths, check_same_tokenizer
 from pipelines.training.models import configuration
@@ -33,7 +33,7 @@ from pipelines.training.plan_checks import GENERATOR_FOLDER
 # the network
 
 
-def build_generator(given: Given, model: Any, *, shares_embeddings: bool = False) -> Any:
+def build_generator(setup: Setup, model: Any, *, shares_embeddings: bool = False) -> Any:
     """A new generator for a model, or the one in the folder ``generator/`` of the model to start from.
 
     Args:
@@ -44,14 +44,14 @@ def build_generator(given: Given, model: Any, *, shares_embeddings: bool = False
     """
     from transformers import AutoModelForMaskedLM
 
-    generator = _continued(given, AutoModelForMaskedLM)
+    generator = _continued(setup, AutoModelForMaskedLM)
     vocab_size, width = model.get_input_embeddings().weight.shape
     if generator is None:
-        sizes = generator_sizes(model.config, given.config.generator_size)
+        sizes = generator_sizes(model.config, setup.config.generator_size)
         own = {"vocab_size": vocab_size, "embedding_size": width if shares_embeddings else sizes[1]}
         # a seed of its own, or its first layers would start with the weights of the model's
-        torch.manual_seed(int(np.random.SeedSequence([given.config.seed, 1]).generate_state(1)[0]))
-        config = configuration(given.config, "electra", given.tokenizer, given.max_length, sizes, **own)
+        torch.manual_seed(int(np.random.SeedSequence([setup.config.seed, 1]).generate_state(1)[0]))
+        config = configuration(setup.config, "electra", setup.tokenizer, setup.max_length, sizes, **own)
         generator = AutoModelForMaskedLM.from_config(config)
     embeddings = generator.get_input_embeddings()
     if len(embeddings.weight) != vocab_size:
@@ -59,7 +59,7 @@ def build_generator(given: Given, model: Any, *, shares_embeddings: bool = False
             f"the generator to start from has {len(embeddings.weight)} tokens, the model has {vocab_size}",
             hint="remove its folder generator/, and a new generator is made",
         )
-    check_lengths(generator.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
+    check_lengths(generator.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
     if shares_embeddings:
         if embeddings.weight.shape[1] != width:
             raise InputError(
@@ -84,16 +84,16 @@ def generator_sizes(config: Any, share: float) -> tuple[int, int, int, int]:
     return config.num_hidden_layers, width, heads, 4 * width
 
 
-def _continued(given: Given, auto_class: Any) -> Any:
+def _continued(setup: Setup, auto_class: Any) -> Any:
     """The generator of the model to start from; None if it has none."""
-    init = given.init
-    if given.folder is None:
+    init = setup.init
+    if setup.folder is None:
         return None
-    folder = given.folder / GENERATOR_FOLDER
+    folder = setup.folder / GENERATOR_FOLDER
     if not (folder / CONFIG_FILE).exists():
         return None
-    check_same_tokenizer(folder, given.tokenizer)
-    generator = load_model(folder, auto_class, given.plan.for_part("generator"))
+    check_same_tokenizer(folder, setup.tokenizer)
+    generator = load_model(folder, auto_class, setup.plan.for_part("generator"))
     if isinstance(init, Artifact) and not init.in_place():
         raise InputError(f"{init.path} was rebuilt while it was being read", hint="run again")
     return generator
@@ -136,7 +136,7 @@ class Generator:
 
     def __init__(
         self,
-        given: Given,
+        setup: Setup,
         network: Any,
         masker: Masker,
         inputs: Callable[[FilledBatch], Inputs],
@@ -146,10 +146,10 @@ class Generator:
             inputs: gives the chosen tokens of a batch; the generator reads a mask token in place of every one of them.
         """
         self.network, self.mask_id, self.inputs = network, masker.mask_id, inputs
-        plan, folder = given.plan.for_part("generator"), given.folder and given.folder / GENERATOR_FOLDER
-        handle = given.handles.get(GENERATOR_FOLDER)
-        self.guided = Guided(
-            network, plan, given.tokenizer, given.tables, prefix=GENERATOR_FOLDER, folder=folder, handle=handle
+        plan, folder = setup.plan.for_part("generator"), setup.folder and setup.folder / GENERATOR_FOLDER
+        handle = setup.handles.get(GENERATOR_FOLDER)
+        self.guided = Guides(
+            network, plan, setup.tokenizer, setup.tables, prefix=GENERATOR_FOLDER, folder=folder, handle=handle
         )
         self.ordinary_W = torch.from_numpy(masker.ordinary)
 

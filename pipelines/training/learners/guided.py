@@ -18,7 +18,7 @@ from guidance.checkpoint import take_over
 from guidance.installation import install
 from guidance.mechanisms.attacks import Form, divergence
 from guidance.plan import Plan
-from pipelines.training.learner import Given, ModelFolder
+from pipelines.training.learner import ModelFolder, Setup
 
 VALID_EPOCH = 2**62
 """The epoch number for masking validation sequences: the same tokens every time, and not those of a training epoch."""
@@ -42,7 +42,7 @@ class Inputs:
     columns: Mapping[str, Tensor]
 
 
-class Guided:
+class Guides:
     """The guides of one model: their losses, the factors of these losses, and how many keys their patterns matched.
 
     Attributes:
@@ -199,10 +199,10 @@ class GuidedLearner(ABC):
     scorers: Mapping[str, Callable[[nn.Module], Mapping[str, float]]] = MappingProxyType({})
     """By name, functions that score the model at every validation; see `pipelines.training.loop.train`."""
 
-    def __init__(self, model: Any, guided: Guided, given: Given) -> None:
+    def __init__(self, model: Any, guided: Guides, setup: Setup) -> None:
         self.model, self.guided = model, guided
-        limit = given.config.valid_sequences
-        self.num_valid = min(len(given.valid), limit) if limit else len(given.valid)
+        limit = setup.config.valid_sequences
+        self.num_valid = min(len(setup.valid), limit) if limit else len(setup.valid)
         self.passes: Sequence[Any] = (self,)
 
     @property

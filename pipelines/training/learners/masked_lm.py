@@ -16,9 +16,9 @@ from guidance.objectives.masked_lm import IGNORED, masked_lm_loss
 from guidance.objectives.replaced_token import Unigram, uniform_numbers
 from guidance.objectives.selection import logits_at, put_at
 from guidance.statistics.ngrams import unigram_nats
-from pipelines.training.learner import Given, ModelFolder
+from pipelines.training.learner import ModelFolder, Setup
 from pipelines.training.learners.generator import Generator, Pair, build_generator
-from pipelines.training.learners.guided import Guided, GuidedLearner, Inputs
+from pipelines.training.learners.guided import GuidedLearner, Guides, Inputs
 from pipelines.training.learners.masked_batches import FilledBatch, MaskedBatch
 from pipelines.training.model_checks import check_lengths
 from pipelines.training.models import build_model, masker_of
@@ -26,14 +26,14 @@ from pipelines.training.objective import Objective
 from pipelines.training.plan_checks import GENERATOR_FOLDER, generator_kind
 
 
-def prepare(given: Given, objective: type[Objective]) -> MaskedLM:
+def prepare(setup: Setup, objective: type[Objective]) -> MaskedLM:
     """Raises InputError when data, plan, model and settings do not fit each other."""
-    model = build_model(given, objective, given.plan.for_part("model"))
-    check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
-    kind = generator_kind(given.plan, given.config)
+    model = build_model(setup, objective, setup.plan.for_part("model"))
+    check_lengths(model.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
+    kind = generator_kind(setup.plan, setup.config)
     if kind == "none":
-        return MaskedLM(given, model)
-    return FilledLM(given, model, build_generator(given, model) if kind == "transformer" else None)
+        return MaskedLM(setup, model)
+    return FilledLM(setup, model, build_generator(setup, model) if kind == "transformer" else None)
 
 
 class MaskedLM(GuidedLearner):
@@ -42,14 +42,14 @@ class MaskedLM(GuidedLearner):
     TASKS: ClassVar[tuple[str, ...]] = ("mlm",)
     """The names that `task_losses` gives; the first decides which step is best."""
 
-    def __init__(self, given: Given, model: Any) -> None:
-        tokenizer = given.tokenizer
-        guided = Guided(model, given.plan, tokenizer, given.tables, folder=given.folder, handle=given.handles.get(""))
-        super().__init__(model, guided, given)
-        self.splits, self.seed = {"train": given.train, "valid": given.valid}, given.config.seed
+    def __init__(self, setup: Setup, model: Any) -> None:
+        tokenizer = setup.tokenizer
+        guided = Guides(model, setup.plan, tokenizer, setup.tables, folder=setup.folder, handle=setup.handles.get(""))
+        super().__init__(model, guided, setup)
+        self.splits, self.seed = {"train": setup.train, "valid": setup.valid}, setup.config.seed
         self.pad_id = tokenizer.pad_token_id
-        self.masker = masker_of(tokenizer, given.config.mask_probability)
-        self.lengths = given.train.lengths
+        self.masker = masker_of(tokenizer, setup.config.mask_probability)
+        self.lengths = setup.train.lengths
 
     @cached_property
     def floor(self) -> float | None:
@@ -147,17 +147,17 @@ class FilledLM(MaskedLM):
     PARTS: ClassVar[tuple[str, ...]] = ("model",)
     """The parts whose guides act in the model."""
 
-    def __init__(self, given: Given, model: Any, network: Any = None) -> None:
+    def __init__(self, setup: Setup, model: Any, network: Any = None) -> None:
         """
         Args:
             network: the generator; None draws from the unigram distribution of the training sequences.
         """
-        super().__init__(dataclasses.replace(given, plan=given.plan.for_part(*self.PARTS)), model)
+        super().__init__(dataclasses.replace(setup, plan=setup.plan.for_part(*self.PARTS)), model)
         self.main, self.generator, self.unigram = model, None, None
         if network is None:
-            self.unigram = Unigram.of(given.train.ids, self.masker.ordinary)
+            self.unigram = Unigram.of(setup.train.ids, self.masker.ordinary)
         else:
-            self.generator = Generator(given, network, self.masker, super().tensors)
+            self.generator = Generator(setup, network, self.masker, super().tensors)
             self.model, self.passes = Pair(model, network), (self.generator, self)
 
     def begin(self, total_steps: int) -> None:

@@ -27,7 +27,7 @@ from guidance.statistics.roles import COLUMNS
 from guidance.tasks.scores import Agreement
 from pipelines.engine.stage import Run
 from pipelines.training.batches import Examples, pad
-from pipelines.training.learner import Given
+from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import VALID_EPOCH, Inputs
 from pipelines.training.learners.masked_lm import FilledLM, MaskedLM
 from pipelines.training.learners.next_sentence import NextSentence, read_documents
@@ -86,19 +86,19 @@ def evaluate_words(run: Run, folder: Path, model: Any, handle: Handle) -> None:
         InputError: model and sequences do not fit each other, or no token is masked.
         NumericalError: the loss is not finite.
     """
-    given = _given(run, folder, model, handle)
-    learner, columns = MaskedLM(given, model), _Columns(*OF_WORDS)
+    setup = _setup(run, folder, model, handle)
+    learner, columns = MaskedLM(setup, model), _Columns(*OF_WORDS)
     for numbers, batch, inputs, output in _passes(run, learner):
         columns.add(sequence=numbers, **_words(output.logits, inputs, batch.length, len(numbers)))
-    _finish(run, "masked-lm", columns, {}, {}, pseudo=(given, model, handle))
+    _finish(run, "masked-lm", columns, {}, {}, pseudo=(setup, model, handle))
 
 
 def evaluate_pairs(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     """Measure a masked language model that also predicts next sentences; see `evaluate_words`."""
-    given = _given(run, folder, model, handle)
-    documents, _ = read_documents((given.sequences,), run.config.split, given.tokenizer, given.max_length)
-    paired = Given(**{**vars(given), "valid": documents})
-    check_lengths(model.config, {run.config.split: documents}, given.sequences.reference)  # type: ignore[dict-item]
+    setup = _setup(run, folder, model, handle)
+    documents, _ = read_documents((setup.sequences,), run.config.split, setup.tokenizer, setup.max_length)
+    paired = Setup(**{**vars(setup), "valid": documents})
+    check_lengths(model.config, {run.config.split: documents}, setup.sequences.reference)  # type: ignore[dict-item]
     learner = NextSentence(paired, model, [])
     columns = _Columns(*OF_PAIRS)
     loss = right = 0.0
@@ -119,7 +119,7 @@ def evaluate_pairs(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     pairs = sum(value is not None for value in columns.values["follows"])
     more = {"nsp_loss": _ratio(loss, pairs), "nsp_accuracy": _ratio(right, pairs)}
     signatures = {"nsp_loss": "nats per pair of texts", "nsp_accuracy": "share of the pairs of texts"}
-    _finish(run, "masked-lm-nsp", columns, more, signatures, counts={"pairs": pairs}, pseudo=(given, model, handle))
+    _finish(run, "masked-lm-nsp", columns, more, signatures, counts={"pairs": pairs}, pseudo=(setup, model, handle))
 
 
 def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -> None:
@@ -131,14 +131,14 @@ def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -
     network, handles = None, {}
     if (folder / GENERATOR_FOLDER).is_dir():
         network, handles[GENERATOR_FOLDER] = open_trained(folder / GENERATOR_FOLDER, device=run.config.device)
-    given = _given(run, folder, model, handle, handles, reads_train=network is None)
-    if network is None and not len(given.train):
+    setup = _setup(run, folder, model, handle, handles, reads_train=network is None)
+    if network is None and not len(setup.train):
         raise InputError(
-            f"{folder}: has no generator beside it, and {given.sequences.reference} has no training split to draw words from",
+            f"{folder}: has no generator beside it, and {setup.sequences.reference} has no training split to draw words from",
             hint="evaluate on sequences with a training split",
         )
     learner, columns = (
-        ReplacedToken(given, model, network),
+        ReplacedToken(setup, model, network),
         _Columns(*OF_TOKENS),
     )
     filling = np.zeros(4)
@@ -195,7 +195,7 @@ class _Settings:
     discriminator_weight: float = 1.0
 
 
-def _given(
+def _setup(
     run: Run,
     folder: Path,
     model: Any,
@@ -203,7 +203,7 @@ def _given(
     handles: Mapping[str, Any] | None = None,
     *,
     reads_train: bool = False,
-) -> Given:
+) -> Setup:
     """What a learner needs to read the split that is evaluated, as its validation split."""
     data, config = run.inputs["sequences"], run.config
     tokenizer = read_tokenizer(data)
@@ -213,8 +213,8 @@ def _given(
     train = Examples.read(data, "train" if reads_train else "", len(tokenizer))
     check_lengths(model.config, {config.split: rows}, data.reference)
     settings = _Settings(config.mask_seed, probability(config, run.inputs["model"]), config.limit)
-    given_handles = {"": handle, **(handles or {})}
-    return Given(settings, handle.plan, data, tokenizer, train, rows, handles=given_handles)
+    own_handles = {"": handle, **(handles or {})}
+    return Setup(settings, handle.plan, data, tokenizer, train, rows, handles=own_handles)
 
 
 def _passes(
@@ -306,9 +306,9 @@ def _finish(
     signatures: Mapping[str, str],
     *,
     counts: Mapping[str, int] | None = None,
-    pseudo: tuple[Given, Any, Any],
+    pseudo: tuple[Setup, Any, Any],
 ) -> None:
-    """Write the metrics of predicted words, and those of the same model that are given."""
+    """Write the metrics of predicted words, and those of the same model that are setup."""
     masked = columns.sum("masked")
     if not masked:
         raise InputError(
@@ -337,9 +337,9 @@ def _exp(loss: float) -> float | None:
     return math.exp(loss) if loss < 700 else None
 
 
-def _pseudo(run: Run, given: Given, model: Any, handle: Any) -> tuple[float, int, int]:
+def _pseudo(run: Run, setup: Setup, model: Any, handle: Any) -> tuple[float, int, int]:
     """The sum of the negative log-likelihoods of tokens that are masked alone, how many tokens, and of how many sequences."""
-    tokenizer, rows, device = given.tokenizer, given.valid, next(model.parameters()).device
+    tokenizer, rows, device = setup.tokenizer, setup.valid, next(model.parameters()).device
     kept = min(len(rows), run.config.pseudo_perplexity)
     total, number = 0.0, 0
     with run.progress.task("pseudo-perplexity", total=kept, unit="sequences") as bar, torch.no_grad():

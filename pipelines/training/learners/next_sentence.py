@@ -20,7 +20,7 @@ from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training.batches import Examples, compact, pad, read_column
-from pipelines.training.learner import Given
+from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import Inputs
 from pipelines.training.learners.masked_batches import MaskedBatch
 from pipelines.training.learners.masked_lm import MaskedLM
@@ -29,22 +29,22 @@ from pipelines.training.models import build_model
 from pipelines.training.objective import Objective
 
 
-def prepare(given: Given, objective: type[Objective]) -> NextSentence:
+def prepare(setup: Setup, objective: type[Objective]) -> NextSentence:
     """Raises InputError when data, plan, model and settings do not fit each other."""
-    data = given.sequences
+    data = setup.sequences
     splits: dict[str, Any] = {}
-    corpora = given.corpora or (data,)
-    splits["train"], sizes = read_documents(corpora, "train", given.tokenizer, given.max_length)
-    splits["valid"], _ = read_documents(corpora, "valid", given.tokenizer, given.max_length)
+    corpora = setup.corpora or (data,)
+    splits["train"], sizes = read_documents(corpora, "train", setup.tokenizer, setup.max_length)
+    splits["valid"], _ = read_documents(corpora, "valid", setup.tokenizer, setup.max_length)
     if not splits["train"].has_pair.any():
         raise InputError(
             f"{data.reference}: its training text gives no pair of texts from different documents",
             hint="mlm+nsp needs at least two documents of at least two sentences each; --objective mlm does not",
         )
-    model = build_model(given, objective, given.plan)
+    model = build_model(setup, objective, setup.plan)
     _check_model(model.config, objective)
     check_lengths(model.config, splits, data.reference)
-    return NextSentence(dataclasses.replace(given, **splits), model, sizes)
+    return NextSentence(dataclasses.replace(setup, **splits), model, sizes)
 
 
 def read_documents(corpora: Sequence[Artifact], split: str, tokenizer: Any, length: int) -> tuple[Documents, list[int]]:
@@ -139,12 +139,12 @@ class NextSentence(MaskedLM):
 
     TASKS: ClassVar[tuple[str, ...]] = ("mlm", "nsp", "accuracy/nsp")
 
-    def __init__(self, given: Given, model: Any, sizes: Sequence[int]) -> None:
-        super().__init__(given, model)
+    def __init__(self, setup: Setup, model: Any, sizes: Sequence[int]) -> None:
+        super().__init__(setup, model)
         self.sizes = sizes
-        self.validation = spread(len(given.valid), self.num_valid)
-        self.begin_id, self.separator_id = given.tokenizer.cls_token_id, given.tokenizer.sep_token_id
-        self.has_segments = "segment" in given.plan.needs()
+        self.validation = spread(len(setup.valid), self.num_valid)
+        self.begin_id, self.separator_id = setup.tokenizer.cls_token_id, setup.tokenizer.sep_token_id
+        self.has_segments = "segment" in setup.plan.needs()
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> PairBatch:
         documents: Any = self.splits[split]

@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from guidance.mechanisms.attacks import divergence, seeds_of
 from guidance.perturbations import freelb_ascend, freelb_start, perturbed, smart_distance, smart_start, smart_step
 from pipelines.training.adversarial import DEFAULTS
-from pipelines.training.learner import Given
+from pipelines.training.learner import Setup
 from pipelines.training.learners.examples import ExampleLearner
 from pipelines.training.task import Batch, Task
 
 
-def learner_of(given: Given, task: Task) -> ExampleLearner:
+def learner_of(setup: Setup, task: Task) -> ExampleLearner:
     """The learner of a task for the adversarial training that the settings ask for.
 
     Raises:
         InputError: data, plan, model and settings do not fit each other.
     """
     kinds = {"none": ExampleLearner, "freelb": FreeLBLearner, "smart": SmartLearner}
-    return kinds[given.config.adversarial](given, task)
+    return kinds[setup.config.adversarial](setup, task)
 
 
 class FreeLBLearner(ExampleLearner):
     """Trains on the mean loss of several passes, between which a perturbation of the embeddings climbs."""
 
-    def __init__(self, given: Given, task: Task) -> None:
-        super().__init__(given, task)
+    def __init__(self, setup: Setup, task: Task) -> None:
+        super().__init__(setup, task)
         climbs: dict[int, _Climb] = {}
         self.passes = tuple(FreeLBPass(self, number, climbs) for number in range(self.config.adversarial_steps))
 

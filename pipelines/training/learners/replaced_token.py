@@ -18,7 +18,7 @@ from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.replaced_token import replaced_token_loss, two_classes
 from guidance.objectives.selection import places_of
 from pipelines.training.batches import pad
-from pipelines.training.learner import Given
+from pipelines.training.learner import Setup
 from pipelines.training.learners.generator import build_generator
 from pipelines.training.learners.guided import Inputs
 from pipelines.training.learners.masked_lm import FilledLM
@@ -28,20 +28,20 @@ from pipelines.training.objective import Objective
 from pipelines.training.plan_checks import generator_kind
 
 
-def prepare(given: Given, objective: type[Objective]) -> ReplacedToken:
+def prepare(setup: Setup, objective: type[Objective]) -> ReplacedToken:
     """Raises InputError when data, plan, model and settings do not fit each other."""
-    kind = generator_kind(given.plan, given.config, always=True)
+    kind = generator_kind(setup.plan, setup.config, always=True)
     if kind == "none":
         raise InputError("--objective electra needs a generator", hint="--generator auto, or unigram")
-    model = build_model(given, objective, given.plan.for_part(*ReplacedToken.PARTS))
+    model = build_model(setup, objective, setup.plan.for_part(*ReplacedToken.PARTS))
     if model.config.model_type not in objective.families:
         raise InputError(
             f"--objective {objective.name} trains a discriminator of {' or '.join(objective.families)}, and the model to "
             f"start from is {model.config.model_type}"
         )
-    check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
-    network = build_generator(given, model, shares_embeddings=True) if kind == "transformer" else None
-    return ReplacedToken(given, model, network)
+    check_lengths(model.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
+    network = build_generator(setup, model, shares_embeddings=True) if kind == "transformer" else None
+    return ReplacedToken(setup, model, network)
 
 
 class ReplacedToken(FilledLM):
@@ -56,9 +56,9 @@ class ReplacedToken(FilledLM):
         "share/replaced",
     )
 
-    def __init__(self, given: Given, model: Any, network: Any = None) -> None:
-        super().__init__(given, model, network)
-        self.discriminator_weight = given.config.discriminator_weight
+    def __init__(self, setup: Setup, model: Any, network: Any = None) -> None:
+        super().__init__(setup, model, network)
+        self.discriminator_weight = setup.config.discriminator_weight
 
     def weights(self, step: int) -> dict[str, float]:
         generator = self.generator.weights(step) if self.generator else {}

@@ -26,21 +26,21 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training import model_checks, models
 from pipelines.training.batches import Examples, pad
-from pipelines.training.learner import Given, folder_of
-from pipelines.training.learners.guided import Guided, GuidedLearner, Inputs
+from pipelines.training.learner import Setup, folder_of
+from pipelines.training.learners.guided import GuidedLearner, Guides, Inputs
 from pipelines.training.objective import Objective
 
 
-def prepare(given: Given, objective: type[Objective]) -> TranslationLearner:
+def prepare(setup: Setup, objective: type[Objective]) -> TranslationLearner:
     """Raises InputError when data, plan, model and settings do not fit each other."""
-    corpora, tokenizer = given.corpora or (given.sequences,), tokenizer_of_targets(given.sequences, given.tokenizer)
+    corpora, tokenizer = setup.corpora or (setup.sequences,), tokenizer_of_targets(setup.sequences, setup.tokenizer)
     splits = {
-        "train": Pairs.read(corpora, "train", given.train, len(tokenizer)),
-        "valid": Pairs.read(corpora, "valid", given.valid, len(tokenizer), limit=given.config.valid_sequences),
+        "train": Pairs.read(corpora, "train", setup.train, len(tokenizer)),
+        "valid": Pairs.read(corpora, "valid", setup.valid, len(tokenizer), limit=setup.config.valid_sequences),
     }
-    model = build_model(given, objective, tokenizer)
-    check_lengths(model.config, splits, given.sequences.reference)
-    return TranslationLearner(given, model, tokenizer, splits)
+    model = build_model(setup, objective, tokenizer)
+    check_lengths(model.config, splits, setup.sequences.reference)
+    return TranslationLearner(setup, model, tokenizer, splits)
 
 
 def check_lengths(found: Any, splits: Mapping[str, Pairs], reference: str) -> None:
@@ -56,7 +56,7 @@ def tokenizer_of_targets(sequences: Artifact, tokenizer: Any) -> Any:
     return models.read_tokenizer(sequences, TARGET_FOLDER, masked=False)
 
 
-def build_model(given: Given, objective: type[Objective], target_tokenizer: Any) -> Any:
+def build_model(setup: Setup, objective: type[Objective], target_tokenizer: Any) -> Any:
     """A new encoder-decoder of the configured size, or the one to start from.
 
     Weights start with a standard deviation of width ** -0.5, which is Glorot's for square matrices and gives scaled
@@ -70,7 +70,7 @@ def build_model(given: Given, objective: type[Objective], target_tokenizer: Any)
     """
     from transformers import MarianConfig, MarianMTModel
 
-    config, tokenizer = given.config, given.tokenizer
+    config, tokenizer = setup.config, setup.tokenizer
     if tokenizer.pad_token_id != target_tokenizer.pad_token_id:
         raise InputError(
             f"sources are padded with {tokenizer.pad_token_id} and targets with {target_tokenizer.pad_token_id}, but a model "
@@ -78,9 +78,9 @@ def build_model(given: Given, objective: type[Objective], target_tokenizer: Any)
             hint="train both tokenizers with the same --kind",
         )
     end = target_tokenizer.sep_token_id
-    if given.init is not None:
-        model = models.build_model(given, objective, given.plan)
-        check_vocabularies(folder_of(given.init), model.config, tokenizer, target_tokenizer)
+    if setup.init is not None:
+        model = models.build_model(setup, objective, setup.plan)
+        check_vocabularies(folder_of(setup.init), model.config, tokenizer, target_tokenizer)
         return model
     objective.family(config.architecture)
     layers, hidden, heads, ffn = models.dimensions(config)
@@ -100,7 +100,7 @@ def build_model(given: Given, objective: type[Objective], target_tokenizer: Any)
             activation_function="relu",
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,
-            max_position_embeddings=given.max_length,
+            max_position_embeddings=setup.max_length,
             scale_embedding=True,
             init_std=hidden**-0.5,
             pad_token_id=tokenizer.pad_token_id,
@@ -207,12 +207,12 @@ class TranslationLearner(GuidedLearner):
     """Translation; see `pipelines.training.learner.Learner`.  The loss is label-smoothed; ``loss/nll``, which is only reported,
     is not."""
 
-    def __init__(self, given: Given, model: Any, tokenizer: Any, splits: Mapping[str, Pairs]) -> None:
-        guided = Guided(
-            model, given.plan, given.tokenizer, given.tables, decoder_tokenizer=tokenizer, folder=given.folder
+    def __init__(self, setup: Setup, model: Any, tokenizer: Any, splits: Mapping[str, Pairs]) -> None:
+        guided = Guides(
+            model, setup.plan, setup.tokenizer, setup.tables, decoder_tokenizer=tokenizer, folder=setup.folder
         )
-        super().__init__(model, guided, given)
-        self.splits, self.smoothing = splits, given.config.label_smoothing
+        super().__init__(model, guided, setup)
+        self.splits, self.smoothing = splits, setup.config.label_smoothing
         self.lengths = splits["train"].lengths
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> TranslationBatch:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from guidance.plan import Plan
     from pipelines.engine.stage import Run
     from pipelines.storage.artifacts import Artifact
-    from pipelines.training.learner import Given, Learner
+    from pipelines.training.learner import Learner, Setup
 
 
 class MaskedLanguageModelling(Objective):
@@ -43,10 +43,10 @@ class MaskedLanguageModelling(Objective):
         check_generator_guides(plan, config, source)
 
     @classmethod
-    def prepare(cls, given: Given) -> Learner:
+    def prepare(cls, setup: Setup) -> Learner:
         from pipelines.training.learners import masked_lm
 
-        return masked_lm.prepare(given, cls)
+        return masked_lm.prepare(setup, cls)
 
     @classmethod
     def measures(cls, config: Any, data: Artifact) -> bool:

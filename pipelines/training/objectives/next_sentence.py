@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from guidance.guide import Guide
     from pipelines.engine.stage import Run
     from pipelines.storage.artifacts import Artifact
-    from pipelines.training.learner import Given, Learner
+    from pipelines.training.learner import Learner, Setup
 
 
 class NextSentencePrediction(Objective):
@@ -47,10 +47,10 @@ class NextSentencePrediction(Objective):
         return ""
 
     @classmethod
-    def prepare(cls, given: Given) -> Learner:
+    def prepare(cls, setup: Setup) -> Learner:
         from pipelines.training.learners import next_sentence
 
-        return next_sentence.prepare(given, cls)
+        return next_sentence.prepare(setup, cls)
 
     @classmethod
     def measures(cls, config: Any, data: Artifact) -> bool:

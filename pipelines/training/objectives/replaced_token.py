@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from guidance.plan import Plan
     from pipelines.engine.stage import Run
     from pipelines.storage.artifacts import Artifact
-    from pipelines.training.learner import Given, Learner
+    from pipelines.training.learner import Learner, Setup
 
 
 class Settings(Config):
@@ -52,10 +52,10 @@ class ReplacedTokenDetection(Objective):
         check_generator_guides(plan, config, source, always=True, discriminator=True)
 
     @classmethod
-    def prepare(cls, given: Given) -> Learner:
+    def prepare(cls, setup: Setup) -> Learner:
         from pipelines.training.learners import replaced_token
 
-        return replaced_token.prepare(given, cls)
+        return replaced_token.prepare(setup, cls)
 
     @classmethod
     def measures(cls, config: Any, data: Artifact) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipelines.engine.stage import Run
     from pipelines.metrics.comparison import Compared, Table
     from pipelines.storage.artifacts import Artifact
-    from pipelines.training.learner import Given, Learner
+    from pipelines.training.learner import Learner, Setup
 
 
 class Settings(Config):
@@ -92,10 +92,10 @@ class Translation(Objective):
         return ""
 
     @classmethod
-    def prepare(cls, given: Given) -> Learner:
+    def prepare(cls, setup: Setup) -> Learner:
         from pipelines.training.learners import translation
 
-        return translation.prepare(given, cls)
+        return translation.prepare(setup, cls)
 
     @classmethod
     def measures(cls, config: Any, data: Artifact) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pipelines.metrics.significance import Statistic
-    from pipelines.training.learner import Given
+    from pipelines.training.learner import Setup
 
 MISSING = -1e4
 """The logit of a choice that a question lacks: its probability is 0, and divergences stay finite."""
@@ -44,11 +44,11 @@ class Choice(Task):
         return classifies(config) and predicts_a_value(config)
 
     @classmethod
-    def of_training(cls, given: Given) -> Self:
+    def of_training(cls, setup: Setup) -> Self:
         """Raises InputError when a training example has no right choice."""
-        if missing := sum(label is None for label in given.train.labels.tolist()):
+        if missing := sum(label is None for label in setup.train.labels.tolist()):
             raise InputError(
-                f"{given.sequences.reference}: the right choice of {missing:,} training rows is not known",
+                f"{setup.sequences.reference}: the right choice of {missing:,} training rows is not known",
                 hint="name the field of the answer: guide build-dataset --label-column NAME",
             )
         return cls()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pipelines.metrics.significance import Statistic
-    from pipelines.training.learner import Given
+    from pipelines.training.learner import Setup
 
 
 class Settings(Config):
@@ -67,18 +67,18 @@ class Classification(Task):
         return classifies(config) and not predicts_a_value(config)
 
     @classmethod
-    def of_training(cls, given: Given) -> Self:
+    def of_training(cls, setup: Setup) -> Self:
         """Raises InputError when there is only one label, or a training example has none."""
-        labels = training_labels(given)
+        labels = training_labels(setup)
         if len(labels) < 2:
             raise InputError(
-                f"{given.sequences.reference}: all training examples have the label {labels[0]!r}",
+                f"{setup.sequences.reference}: all training examples have the label {labels[0]!r}",
                 hint="a classifier needs at least two",
             )
-        if given.init is not None:
-            labels = _same_order(labels, given)
-        weighted = given.config.class_weights == "balanced"
-        return cls(labels, _balanced(given.train.labels.tolist()) if weighted else None)
+        if setup.init is not None:
+            labels = _same_order(labels, setup)
+        weighted = setup.config.class_weights == "balanced"
+        return cls(labels, _balanced(setup.train.labels.tolist()) if weighted else None)
 
     @classmethod
     def of_model(cls, config: Any) -> Self:
@@ -201,12 +201,12 @@ def _labels(predictions: Sequence[Prediction]) -> tuple[list[str], list[str]]:
     return [gold for gold, _ in known], [predicted for _, predicted in known]
 
 
-def _same_order(labels: list[str], given: Given) -> list[str]:
+def _same_order(labels: list[str], setup: Setup) -> list[str]:
     """The labels in the order of the model to start from, if it has the same ones, so that its head stays right."""
     from guidance.checkpoint import read_config
 
-    assert given.folder is not None
-    path = given.folder / "config.json"
+    assert setup.folder is not None
+    path = setup.folder / "config.json"
     try:
         config = read_config(path.read_bytes(), str(path))
     except OSError:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from guidance.mechanisms.attacks import Form
     from pipelines.metrics.significance import Statistic
-    from pipelines.training.learner import Given
+    from pipelines.training.learner import Setup
 
 
 class Regression(Task):
@@ -44,12 +44,12 @@ class Regression(Task):
         return classifies(config) and predicts_a_value(config)
 
     @classmethod
-    def of_training(cls, given: Given) -> Self:
+    def of_training(cls, setup: Setup) -> Self:
         """Raises InputError when the label of a training example is no number."""
-        for label, number in zip(given.train.labels.tolist(), given.train.numbers.tolist(), strict=True):
+        for label, number in zip(setup.train.labels.tolist(), setup.train.numbers.tolist(), strict=True):
             if _value(label) is None:
                 raise InputError(
-                    f"{given.sequences.reference}: regression needs numbers as labels; the example in row {number} of the "
+                    f"{setup.sequences.reference}: regression needs numbers as labels; the example in row {number} of the "
                     f"dataset has {label!r}",
                     hint="--task classification, or mend the file",
                 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pipelines.metrics.significance import Statistic
     from pipelines.storage.artifacts import Artifact
-    from pipelines.training.learner import Given
+    from pipelines.training.learner import Setup
 
 
 class Tagging(Task):
@@ -48,21 +48,21 @@ class Tagging(Task):
         self._numbers = {tag: number for number, tag in enumerate(tags)}
 
     @classmethod
-    def of_training(cls, given: Given) -> Self:
+    def of_training(cls, setup: Setup) -> Self:
         """For the tags of the training examples, ``O`` first.
 
         Raises:
             InputError: an example has no tags, or all words have the same one.
         """
-        labels = given.train.labels.tolist()
+        labels = setup.train.labels.tolist()
         if missing := sum(label is None for label in labels):
             raise InputError(
-                f"{given.sequences.reference}: {missing:,} of {len(labels):,} training examples have no tags"
+                f"{setup.sequences.reference}: {missing:,} of {len(labels):,} training examples have no tags"
             )
         tags = sorted({tag for label in labels for tag in label.split()}, key=lambda tag: (tag != OUTSIDE, tag))
         if len(tags) < 2:
             raise InputError(
-                f"{given.sequences.reference}: all words have the tag {tags[0]!r}",
+                f"{setup.sequences.reference}: all words have the tag {tags[0]!r}",
                 hint="--label-column of `guide build-dataset` chooses the column of the tags",
             )
         return cls(tags)

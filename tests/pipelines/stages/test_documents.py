@@ -90,13 +90,13 @@ def test_own_json_lines_with_summaries(store: Store, tmp_path: Path) -> None:
         tmp_path / "a.jsonl",
         lines(
             {"body": "One here. Two here.\n\nThree.", "gist": ["Here.", "Three."], "n": 7},
-            {"body": ["Given sentence. Not split.", "Next."], "gist": "unrelated", "n": 8},
+            {"body": ["Setup sentence. Not split.", "Next."], "gist": "unrelated", "n": 8},
             {"body": "Text.", "gist": None, "n": 9},
             {"body": "", "gist": "x", "n": 10},
         ),
     )
     made = make(store, path, text_column="body", summary_column="gist", id_column="n")
-    assert parts(made) == [[["One here.", "Two here."], ["Three."]], [["Given sentence. Not split.", "Next."]]]
+    assert parts(made) == [[["One here.", "Two here."], ["Three."]], [["Setup sentence. Not split.", "Next."]]]
     assert column(made, "id") == ["7", "8"]
     assert made.counts["dropped"] == {"no summary": 1, "empty text": 1}
     assert any("a summary shares no word with its text: 'a.jsonl', line 2" in w for w in made.manifest["warnings"])
@@ -185,9 +185,9 @@ def test_unpaired_surrogates_in_ids_are_refused(store: Store, tmp_path: Path) ->
 
 
 def test_own_json_lines_with_sections(store: Store, tmp_path: Path) -> None:
-    records = {"sections": ["One here. Two here.", ["Given sentence", "and another"]]}, {"sections": 5}
+    records = {"sections": ["One here. Two here.", ["Setup sentence", "and another"]]}, {"sections": 5}
     made = make(store, write(tmp_path / "a.jsonl", lines(records[0])), sections_column="sections")
-    assert parts(made) == [[["One here.", "Two here."], ["Given sentence", "and another"]]]
+    assert parts(made) == [[["One here.", "Two here."], ["Setup sentence", "and another"]]]
     assert made.counts["shape"] == "segments"
     with pytest.raises(InputError, match=r"'a.jsonl', line 1: 'sections' must be a list of sections, found int"):
         make(store, write(tmp_path / "a.jsonl", lines(records[1])), sections_column="sections")

@@ -24,7 +24,7 @@ from pipelines.text.packing import Packer
 from pipelines.text.sequence_files import Packed
 from pipelines.training import models
 from pipelines.training.batches import Examples
-from pipelines.training.learner import Given
+from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import VALID_EPOCH
 from pipelines.training.learners.next_sentence import NextSentence
 from pipelines.training.objectives.next_sentence import NextSentencePrediction
@@ -77,14 +77,14 @@ def sequences(
     return trainings.write_sequences(store, tables, max_length=length)
 
 
-def given(data: Artifact, plan: str = "", **changes: Any) -> Given:
+def given(data: Artifact, plan: str = "", **changes: Any) -> Setup:
     tokenizer = models.read_tokenizer(data)
     config = trainings.config(objective="mlm+nsp", **changes)
     train, valid = (Examples.read(data, split, len(tokenizer)) for split in ("train", "valid"))
-    return Given(config, Plan.parse(plan), data, tokenizer, train, valid)
+    return Setup(config, Plan.parse(plan), data, tokenizer, train, valid)
 
 
-def prepared(found: Given) -> NextSentence:
+def prepared(found: Setup) -> NextSentence:
     learner: Any = NextSentencePrediction.prepare(found)
     assert isinstance(learner, NextSentence)
     return learner
@@ -130,7 +130,7 @@ def test_the_text_is_the_same_however_it_was_packed(store: Store, length: int) -
 
 def test_several_sequences_give_their_documents_one_after_the_other(store: Store) -> None:
     one, other = (sequences(store, stories(9, seed)) for seed in (3, 4))
-    both = prepared(Given(**{**vars(given(one)), "corpora": (one, other)}))
+    both = prepared(Setup(**{**vars(given(one)), "corpora": (one, other)}))
     parts = [documents(prepared(given(data))) for data in (one, other)]
     assert documents(both).ids.tolist() == [*parts[0].ids, *parts[1].ids]
     assert documents(both).document.tolist() == [*parts[0].document, *(parts[1].document + 9)]

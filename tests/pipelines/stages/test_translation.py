@@ -20,7 +20,7 @@ from pipelines.stages import dataset, evaluate, idf, masks, pretrain, sequences,
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.batches import Examples
-from pipelines.training.learner import Given
+from pipelines.training.learner import Setup
 from pipelines.training.learners.translation import TranslationLearner, build_model
 from pipelines.training.models import read_tokenizer
 from pipelines.training.objectives.translation import Translation
@@ -73,16 +73,16 @@ def config(**changes: Any) -> pretrain.Config:
     return pretrain.Config(**(defaults | {"learning_rate": 1e-3} | changes))
 
 
-def given(sequences: Artifact, plan: Plan | None = None, **changes: Any) -> Given:
+def given(sequences: Artifact, plan: Plan | None = None, **changes: Any) -> Setup:
     wrapped = read_tokenizer(sequences)
     train, valid = (Examples.read(sequences, split, len(wrapped)) for split in ("train", "valid"))
-    found = Given(
+    found = Setup(
         config=config(**changes), plan=plan or Plan(), sequences=sequences, tokenizer=wrapped, train=train, valid=valid
     )
     return found
 
 
-def prepared(found: Given) -> TranslationLearner:
+def prepared(found: Setup) -> TranslationLearner:
     learner = Translation.prepare(found)
     assert isinstance(learner, TranslationLearner)
     return learner

@@ -24,7 +24,7 @@ from pipelines.training import loop as training
 from pipelines.training import memory
 from pipelines.training.batches import Examples
 from pipelines.training.cluster import Cluster, StopRequest
-from pipelines.training.learner import Given
+from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import GuidedLearner
 from pipelines.training.learners.masked_batches import MaskedBatch
 from pipelines.training.learners.masked_lm import MaskedLM
@@ -152,7 +152,7 @@ def objective(rows: list[list[int]], **changes: Any) -> MaskedLM:
     names = json.loads(files["special_tokens_map.json"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(files["tokenizer.json"].decode()), **names)
     options = {"mask_probability": 0.15, "valid_sequences": 0} | changes
-    run = Given(pretrain.Config(**options), Plan.load("preset:ag"), Any, tokenizer, examples, examples)  # type: ignore[arg-type]
+    run = Setup(pretrain.Config(**options), Plan.load("preset:ag"), Any, tokenizer, examples, examples)  # type: ignore[arg-type]
     return MaskedLM(run, AutoModelForMaskedLM.from_config(given))
 
 

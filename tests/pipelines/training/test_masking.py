@@ -19,7 +19,7 @@ from pipelines.storage.manifest import ArtifactDamaged, digest
 from pipelines.storage.store import Store
 from pipelines.training import models
 from pipelines.training.batches import Examples
-from pipelines.training.learner import Given
+from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import Inputs
 from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.masking import read_proportions
@@ -54,7 +54,7 @@ def attacked(
     examples = Examples.read(data, "train", len(tokenizer))
     options = trainings.config(architecture="bert", mask_probability=0.3)
     plan = Plan.parse(f'{ADVERSARY}\nsentence = "{request.param}"')
-    objective: Any = MaskedLanguageModelling.prepare(Given(options, plan, data, tokenizer, examples, examples))
+    objective: Any = MaskedLanguageModelling.prepare(Setup(options, plan, data, tokenizer, examples, examples))
     model = objective.model.double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

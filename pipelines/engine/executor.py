@@ -78,7 +78,8 @@ def run_all(
     while left:
         before = len(left)
         try:
-            with _executor(config, len(left)) as (executor, limit, has_workers):
+            started = _dask(config, len(left)) if config.executor == "dask" else _processes(min(config.jobs, len(left)))
+            with started as (executor, limit, has_workers):
                 for number, result in _as_completed(executor, function, left, limit, has_workers):
                     del left[number]
                     yield number, result
@@ -147,10 +148,8 @@ def _outcome(future: Future[Any]) -> Any:
         ) from error
     except Exception as error:
         if type(error).__name__ == "KilledWorker":  # Dask gives up on a task after several of its workers died
-            raise MachineError(
-                f"several workers died on the same shard (out of memory?): {error}",
-                hint=_SMALLER,
-            ) from error
+            message = f"several workers died on the same shard (out of memory?): {error}"
+            raise MachineError(message, hint=_SMALLER) from error
         raise
 
 
@@ -192,16 +191,15 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+Started = Iterator[tuple[Executor, int, Callable[[], bool]]]
+"""An executor, how many tasks to submit to it at once, and whether it has workers or may get some."""
+
+
 @contextlib.contextmanager
-def _executor(config: Config, num_tasks: int) -> Iterator[tuple[Executor, int, Callable[[], bool]]]:
-    """An executor, how many tasks to submit to it at once, and whether it has workers or may get some."""
-    if config.executor == "dask":
-        with _dask(config, num_tasks) as (executor, has_workers):
-            yield executor, 4 * config.jobs if not config.scheduler else 1024, has_workers
-        return
+def _processes(jobs: int) -> Started:
+    """Worker processes on this machine."""
     import multiprocessing  # imported late, to keep `guide --help` fast
 
-    jobs = min(config.jobs, num_tasks)
     pool = concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start_worker)
     try:
         yield pool, 2 * jobs, lambda: True
@@ -231,8 +229,8 @@ def _start_worker() -> None:
 
 
 @contextlib.contextmanager
-def _dask(config: Config, num_tasks: int) -> Iterator[tuple[Executor, Callable[[], bool]]]:
-    """An executor on a Dask cluster, and whether it has workers.
+def _dask(config: Config, num_tasks: int) -> Started:
+    """A Dask cluster.
 
     A cluster of our own whose workers died too often gets no new ones.  One of the user's may get some at any time.
     """
@@ -273,7 +271,8 @@ def _dask(config: Config, num_tasks: int) -> Iterator[tuple[Executor, Callable[[
             return bool(config.scheduler or address.scheduler.workers)
 
         # pure=False: Dask must run the same call again when its output file was lost
-        yield client.get_executor(pure=False, retries=ATTEMPTS - 1), has_workers
+        limit = 1024 if config.scheduler else 4 * config.jobs
+        yield client.get_executor(pure=False, retries=ATTEMPTS - 1), limit, has_workers
 
 
 def _client(distributed: Any, address: Any) -> Any:

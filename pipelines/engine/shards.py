@@ -206,20 +206,15 @@ def map_shards(
     sizes: Sequence[float] | None = None,
     unit: str = "shards",
 ) -> list[Path]:
-    """Process every shard that has no valid partial file yet; returns the partial files in text order.
+    """Process every shard that has no valid partial file yet; returns the partial files in text order.  Raises what
+    ``function`` raises, MachineError if workers keep dying, and ShareDone when those that ``--shard`` selected are done.
 
     Args:
         shards: each with a ``name``, after which its partial file is called.
         settings: what ``function`` needs besides the shard, as plain data that is sent along with every shard.  Paths
             must be absolute, since workers of a cluster run in other folders.
         folder: holds the partial files of one recipe.
-        sizes: how much work each shard is, by default 1, and
-        unit: what they count, for the progress display.
-
-    Raises:
-        ShareDone: ``--shard`` selected some of the shards, and they are done.
-        MachineError: workers keep dying, or the cluster cannot be reached.
-        GuideError: whatever ``function`` raises.
+        sizes: how much work each shard is, by default 1; unit: what they count, for the progress display.
     """
     selected, weights = list(shards), list(sizes or [1] * len(shards))
     if config.shard:
@@ -230,12 +225,8 @@ def map_shards(
     with progress.task("Shards", total=sum(weights), unit=unit) as bar:
         paths = _partial_files(jobs, folder, config, lambda number: bar.advance(weights[number]))
     if config.shard:
-        log.info(
-            "--shard %s: %d of %d shards are done; the same command without --shard merges",
-            config.shard,
-            len(selected),
-            len(shards),
-        )
+        numbers = config.shard, len(selected), len(shards)
+        log.info("--shard %s: %d of %d shards are done; the same command without --shard merges", *numbers)
         raise ShareDone
     return paths
 

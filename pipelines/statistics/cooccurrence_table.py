@@ -16,8 +16,6 @@ from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.tables import COUNTS, VOCABULARY
 
-__all__ = ["Counts", "check_tokenizer", "load_table", "read_vocabulary"]
-
 
 class Counts:
     """The pairs of an artifact, in parts of arrays i, j and count; can be iterated repeatedly."""

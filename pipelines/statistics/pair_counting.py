@@ -19,8 +19,6 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["MOST_ROWS", "cache_folder", "count_pairs", "most_frequent"]
-
 MOST_ROWS = 65_000
 """Rows are uint16; the number after the last row stands for all tokens that are not counted."""
 

@@ -23,8 +23,6 @@ from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.storage.tables import BLOCKS, IDF, TREES
 from pipelines.text.blocks import BLOCK_LIMIT
 
-__all__ = ["RoleTables", "pieces_of"]
-
 FAR = 1 << 62
 """A position beyond the end of every document."""
 

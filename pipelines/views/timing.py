@@ -39,9 +39,8 @@ def step_seconds(
     from pipelines.training.preparation import Prepared
     from pipelines.training.processes import settings_of
 
-    names = list(dict.fromkeys(references))
+    names, order = list(dict.fromkeys(references)), random.Random(0)
     taken: dict[str, list[float]] = {name: [] for name in names}
-    order = random.Random(0)
     total = len(names) * (WARM_UP + ROUNDS * STEPS)
     with ExitStack() as opened, (progress or Progress()).task("timing", total=total, unit="steps") as bar:
         step: dict[str, Callable[[], float]] = {}
@@ -54,16 +53,12 @@ def step_seconds(
                 log.warning("%s: its guides fade, and its steps are timed before they do", name)
             prepared = Prepared.of(config, inputs)
             step[name] = step_timer(prepared.learner, prepared.order, settings_of(config, prepared), cluster, folder)
-        for name in names:
-            for _ in range(WARM_UP):
-                step[name]()
-                bar.advance(1)
-        for _ in range(ROUNDS):
-            for name in order.sample(names, len(names)):
-                for _ in range(STEPS):
-                    taken[name].append(step[name]())
-                    bar.advance(1)
-    return {name: statistics.median(each) for name, each in taken.items()}
+        turns = [name for name in names for _ in range(WARM_UP)]
+        turns += [name for _ in range(ROUNDS) for name in order.sample(names, len(names)) for _ in range(STEPS)]
+        for name in turns:
+            taken[name].append(step[name]())
+            bar.advance(1)
+    return {name: statistics.median(seconds[WARM_UP:]) for name, seconds in taken.items()}
 
 
 def _read(model: Artifact, store: Store) -> tuple[Any, dict[str, Any]]:

@@ -113,7 +113,7 @@ def predict(
     plan = find_plan(folder) or Plan()
     missing.check_parser(plan, str(folder), config.parser, training=False)
     length = missing.longest(model, config.sequence_length, store)
-    idf = missing.trained_idf(model, store)
+    idf = missing.trained_idf(model, plan, store, is_needed=True)
     weights = folder
     if config.weights != "last":
         weights = folder / config.weights

@@ -14,7 +14,7 @@ from pipelines.inputs import is_dataset
 from pipelines.progress import Progress, log
 from pipelines.stages import dependencies, idf, masks, sequences
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.manifest import ArtifactMissing
+from pipelines.storage.manifest import MANIFEST, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import features
 
@@ -139,7 +139,7 @@ def read_by(
     made = build_sequences(dataset, str(folder), longest(model, config.sequence_length, store), store, progress)
     if config.masks:
         return made, config
-    idf_of_training = trained_idf(model, store)
+    idf_of_training = trained_idf(model, plan, store)
     masks_made = build_masks(
         made,
         dataset,
@@ -173,19 +173,30 @@ def training_data(model: Artifact | Files, store: Store) -> Artifact | None:
     return None
 
 
-def trained_idf(model: str, store: Store) -> str:
+def trained_idf(model: str, plan: Plan, store: Store, *, is_needed: bool = False) -> str:
     """The path of the idf of words that a model learned with; empty if it learned with none, or if it is gone.
 
     Args:
         model: a reference, or a model folder.
+        plan: of the model; that its idf is gone is told only if the plan reads one.
+        is_needed: whether none can be counted instead.
+
+    Raises:
+        InputError: it is gone, and needed.
     """
     with suppress(ArtifactMissing), ExitStack() as opened:
         artifact = opened.enter_context(store.load(model, kind="model", verify=False))
         for role in ("masks", "idf"):
             if role not in artifact.manifest["inputs"]:
-                return ""
+                break
             artifact = opened.enter_context(store.load_input(artifact, role, verify=False))
-        return str(artifact.path.absolute())
+        else:
+            return str(artifact.path.absolute())
+    if "idf" in features(plan, training=False):
+        problem = f"the plan of {model} reads idf, and that of its training text is not in this store"
+        if is_needed:
+            raise InputError(problem, hint="guide import the masks that the model was trained with, and their idf")
+        log.warning("%s; it is counted in the data that are read now", problem)
     return ""
 
 
@@ -208,16 +219,31 @@ def longest(model: str, given: int, store: Store) -> int:
     """
     if given:
         return given
-    if not Path(model).is_dir() or (Path(model) / "artifact.json").exists():
+    folder, origin = Path(model), ""
+    if not folder.is_dir() or (folder / MANIFEST).exists():
         with store.load(model, kind="model", verify=False) as artifact:
-            known = artifact.manifest["inputs"].get("sequences")
-            if known:
-                with store.load_input(artifact, "sequences", verify=False) as data:
+            if "sequences" in artifact.manifest["inputs"]:
+                with suppress(ArtifactMissing), store.load_input(artifact, "sequences", verify=False) as data:
                     return int(data.manifest["config"]["max_length"])
-    elif (found := Path(model) / "config.json").is_file():
-        from guidance.checkpoint import read_config
-        from pipelines.training.model_checks import longest_input
+                origin = artifact.reference
+            folder = artifact.path
+    length = _usual_length(folder)
+    if origin:
+        log.warning(
+            "the sequences that %s was trained on are not in this store, and with them their length; a sequence may have "
+            "%d tokens",
+            origin,
+            length,
+        )
+    return length
 
-        most = longest_input(read_config(found.read_bytes(), str(found)))
-        return min(USUAL_LENGTH, most) if most is not None else USUAL_LENGTH
-    return USUAL_LENGTH
+
+def _usual_length(folder: Path) -> int:
+    """128 tokens, or as many as the model in a folder reads, if these are fewer."""
+    if not (found := folder / "config.json").is_file():
+        return USUAL_LENGTH
+    from guidance.checkpoint import read_config
+    from pipelines.training.model_checks import longest_input
+
+    most = longest_input(read_config(found.read_bytes(), str(found)))
+    return USUAL_LENGTH if most is None else min(USUAL_LENGTH, most)

@@ -376,8 +376,8 @@ class Store:
             source = self.load(reference, verify=verify)
         except ArtifactMissing as error:
             raise ArtifactMissing(
-                f"the {role} of {artifact.reference}, {reference}, is not in {self.root}",
-                hint="build it again from the same text; it gets the same id",
+                f"{artifact.reference} was made from {reference}, which is not in {self.root}",
+                hint="built again from the same text, it gets the same id",
             ) from error
         if source.content != known.get("content"):
             raise ArtifactMissing(

@@ -97,8 +97,8 @@ def run(
 ) -> Result:
     """Run the stage; for each split (train, valid, test) its files, and for parallel text those of the other side."""
     others = {f"{split}{PAIR}": list(own) for split, own in (pairs or {}).items()}
-    given: dict[str, Any] = {**files, **others, **options}
-    result: Result = STAGE.run(config, store=store, **given)
+    named: dict[str, Any] = {**files, **others, **options}
+    result: Result = STAGE.run(config, store=store, **named)
     return result
 
 
@@ -129,13 +129,13 @@ class TrainingExamples(Examples):
 
 
 def _check(config: Config, references: Mapping[str, Any]) -> None:
-    given = {role for role, reference in references.items() if reference}
-    if "files" in given and "train" in given:
+    roles = {role for role, reference in references.items() if reference}
+    if "files" in roles and "train" in roles:
         raise InputError(
             "training examples are given twice: as arguments and with --train", hint="leave out one of the two"
         )
-    splits = {"train" if role == "files" else role for role in given if not role.endswith(PAIR)}
-    _check_pairs(splits, {role.removesuffix(PAIR) for role in given if role.endswith(PAIR)}, config)
+    splits = {"train" if role == "files" else role for role in roles if not role.endswith(PAIR)}
+    _check_pairs(splits, {role.removesuffix(PAIR) for role in roles if role.endswith(PAIR)}, config)
     kind = FORMATS.get(config.format or "")
     if config.sentences is not None and kind and kind.has_sentences:
         message = "--sentences %s has no effect: files of --format %s say themselves where sentences end"
@@ -293,20 +293,16 @@ def _structured(run: Run[Config], kind: Format, files: _Files, structured: Docum
     if kind.shape == "segments":
         structured.survey(read(_files(run, Notes())))
     with run.progress.task("dataset", unit="documents") as bar:
-        for split, given in read(files):
+        for split, own in read(files):
             prefix = [split] if len(splits) > 1 else []
-            prefix += [given.name] if len(files[split]) > 1 or given.id is None else []
-            if document := structured.document(split, given, "/".join(prefix)):
+            prefix += [own.name] if len(files[split]) > 1 or own.id is None else []
+            if document := structured.document(split, own, "/".join(prefix)):
                 yield document
             bar.advance(1)
 
 
 def _unknown_labels(labels: Mapping[str, Counter[str]], unit: str) -> Iterator[str]:
-    """Warnings about labels of valid and test that no training example has; none for labels that are numbers to predict.
-
-    Args:
-        unit: what has a label.
-    """
+    """Warnings about labels of valid and test that no training example has; none for labels that are numbers to predict."""
     known = labels["train"]
     if not known or any(is_fraction(label) for label in known):
         return

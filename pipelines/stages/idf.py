@@ -68,11 +68,7 @@ def _count(work: Work[Config]) -> Sequence[Path]:
 
 
 def build(run: Run[Config]) -> None:
-    """Count the units in which each word or token of the training text occurs.
-
-    Raises:
-        InputError: there is no training text.
-    """
+    """Count the units in which each word or token of the training text occurs."""
     import pyarrow as pa
 
     from guidance.statistics.idf import inverse_document_frequency

@@ -136,11 +136,8 @@ def build(run: Run[Config]) -> None:
 
 
 def train(texts: Callable[[], Iterator[list[str]]], config: Config) -> Any:
-    """A trained ``tokenizers.Tokenizer`` with normaliser, pre-tokenizer, decoder and templates for texts and pairs.
-
-    Args:
-        texts: gives the texts in batches, each time that it is called.
-    """
+    """A trained ``tokenizers.Tokenizer`` with normaliser, pre-tokenizer, decoder and templates for texts and pairs; ``texts`` may
+    be called several times."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     kind, special = config.kind, special_tokens(config.kind)

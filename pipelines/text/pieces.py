@@ -96,11 +96,8 @@ def can_cut(encoding: str) -> bool:
 
 
 def cut_file(piece: Piece, size: int, cut: Cut) -> tuple[list[Piece], bool]:
-    """A whole text file as parts of about ``size`` bytes, and whether its line ends are of several kinds.
-
-    Args:
-        cut: where parts may begin: after a blank line, after a line whose number is a multiple of `PAGE`, or after any line.
-    """
+    """A whole text file as parts of about ``size`` bytes, and whether its line ends are of several kinds.  Parts begin after a
+    blank line, after a line whose number is a multiple of `PAGE`, or after any line."""
     starts = [(0, 1)]  # byte and number of line
     offset, line, kinds = 0, 1, [0, 0, 0]
     with machine_errors(f"cannot read {piece.path!r}"), open(piece.path, "rb") as file:

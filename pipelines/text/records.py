@@ -93,9 +93,9 @@ def find_field(record: Any, path: str) -> Any:
         return MISSING
     if path in record:
         return record[path]
-    for place, letter in enumerate(path):
-        if letter == "." and path[:place] in record:
-            value = find_field(record[path[:place]], path[place + 1 :])
+    for dot, letter in enumerate(path):
+        if letter == "." and path[:dot] in record:
+            value = find_field(record[path[:dot]], path[dot + 1 :])
             if value is not MISSING:
                 return value
     return MISSING
@@ -336,7 +336,7 @@ def _rows(batch: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of a record batch: the values of the columns, which may be fields of structs (``a.b``), by name."""
     values = []
     for name in columns:
-        starts = (name[:place] for place, letter in enumerate(f"{name}.") if letter == ".")
+        starts = (name[:dot] for dot, letter in enumerate(f"{name}.") if letter == ".")
         top = name if name in batch.schema.names else next(start for start in starts if start in batch.schema.names)
         inside = name[len(top) + 1 :]
         cells = (cell.as_py() for cell in batch.column(top))
@@ -373,4 +373,4 @@ def _leaves(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
         yield prefix + field.name, kind
         if types.is_struct(kind):
-            yield from _leaves([kind.field(place) for place in range(kind.num_fields)], f"{prefix}{field.name}.")
+            yield from _leaves(list(kind), f"{prefix}{field.name}.")

@@ -43,11 +43,7 @@ def one_each(tokens: Tokens, lengths: Any, begin: int, separator: int) -> Packed
 
 
 def lay_out(tokens: Tokens, places: Any, ends: Any, begin: int, separator: int) -> Packed:
-    """The concatenated sequences: tokens at ``places``, a begin token at the start of each sequence, separators elsewhere.
-
-    Args:
-        ends: the end of each sequence, exclusive.
-    """
+    """Sequences that end at ``ends``, exclusive: tokens at ``places``, a begin token at the start of each, separators elsewhere."""
     size = int(ends[-1])
     special = np.ones(size, bool)  # first, last, and between documents
     special[places] = False

@@ -88,11 +88,7 @@ class Documents:
         self._known = np.unique(np.frombuffer(known, np.int64)) if len(known) else np.zeros(0, np.int64)
 
     def document(self, split: str, document: Structured, prefix: str) -> Document | None:
-        """A document of the corpus; None if it is dropped.
-
-        Args:
-            split: that of its file; ``prefix``: put before its id.
-        """
+        """A document of the corpus, given the split of its file and a prefix for its id; None if it is dropped."""
         blocks = self._blocks(document, self.notes)
         if not blocks:
             self.notes.drop("empty text", document.place)

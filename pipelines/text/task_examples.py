@@ -105,11 +105,8 @@ def _record(
     id_: str | None,
     notes: Notes,
 ) -> Iterator[Record]:
-    """A question as a record, or nothing if its right choice is missing.
-
-    Args:
-        answer: the text of a choice or its number from 0; None if it is not known.
-    """
+    """A question as a record, or nothing if its right choice is missing.  The answer is the text of a choice or its number from
+    0; None if it is not known."""
     for text in (context, question, *choices, id_ or ""):
         check_unicode(text, "a text", place)
     kept = [option for option, choice in enumerate(choices) if choice.strip()]

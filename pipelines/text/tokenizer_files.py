@@ -42,14 +42,14 @@ def folder_files(folder: Path) -> Files:
     return Files.of((folder / name for name in names), names)
 
 
-def tokenizer_files(given: Artifact | Files) -> dict[str, bytes]:
+def tokenizer_files(tokenizer: Artifact | Files) -> dict[str, bytes]:
     """The bytes of the tokenizer's files, by name; other files of the folder are ignored."""
-    if isinstance(given, Files):
-        for path in given.paths:
+    if isinstance(tokenizer, Files):
+        for path in tokenizer.paths:
             if path.stat().st_size > _SIZE_LIMIT:
                 raise InputError(f"{str(path)!r}: larger than {_SIZE_LIMIT >> 20} MiB, too large for a tokenizer file")
-        return {name: path.read_bytes() for name, path in zip(given.names, given.paths, strict=True)}
-    return {name: given.read(name) for name in TOKENIZER_FILES if name in given.files}
+        return {name: path.read_bytes() for name, path in zip(tokenizer.names, tokenizer.paths, strict=True)}
+    return {name: tokenizer.read(name) for name in TOKENIZER_FILES if name in tokenizer.files}
 
 
 def load_tokenizer(files: Mapping[str, bytes]) -> Any:
@@ -110,8 +110,10 @@ def plain_tokenizer(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, byt
     for name in TOKENIZER_FILES[1:]:
         is_main = name == "tokenizer_config.json"
         if name in files or is_main:
-            given = _json_object(files.get(name, b"{}"), name)
-            plain = {key: value for key, value in given.items() if key.endswith("_token") or key == "model_max_length"}
+            settings = _json_object(files.get(name, b"{}"), name)
+            plain = {
+                key: value for key, value in settings.items() if key.endswith("_token") or key == "model_max_length"
+            }
             named = named_tokens({name: files.get(name, b"{}")})
             plain |= {role: text for role, text in roles.items() if named.get(role) != text}
             if is_main:

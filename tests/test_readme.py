@@ -229,12 +229,12 @@ def test_the_settings_file_of_the_page_is_read(tmp_path: Path) -> None:
     import typer.main
 
     from cli.main import load_app
-    from cli.settings import settings_for
+    from cli.settings import _settings_of, read_toml
 
     (block,) = [b for b in re.findall(r"```toml\n(.*?)```", text_of("docs/command-line.md"), re.S) if "[pretrain]" in b]
-    (tmp_path / "guide.toml").write_text(block, encoding="utf-8")
-    group = typer.main.get_command(load_app())
-    assert settings_for(tmp_path / "guide.toml", group, ["pretrain"]) == {
+    file = tmp_path / "guide.toml"
+    file.write_text(block, encoding="utf-8")
+    assert _settings_of(["pretrain"], read_toml(file), typer.main.get_command(load_app()), file) == {
         "store": "artifacts",
         "size": "tiny",
         "batch_size": 64,

@@ -56,16 +56,20 @@ def attention_command(
     Words and sentences are found by rules, so patterns of syntax are not among them.  Patterns where heads rest that do nothing else,
     such as the first token, are left out, unless --sinks is given.
     """
-    from pipelines.probing import one_text
-    from pipelines.storage.files import write_file
-    from pipelines.training.opening import find_folder
-
     check_working_folder()
     check_output_path(png, "--png", ".png")
     check_output_path(html, "--html", ".html")
     if head is not None and layer is None:
         raise InputError("--head without --layer", hint="--layer 3 --head 5")
+    if text is None and sys.stdin.isatty():
+        session.tell("reading the text from the terminal; Ctrl-D ends")
     text = (sys.stdin.read(1 << 20) if text is None else text).strip()
+    if not text:
+        raise InputError("the text is empty", hint='for example: --text "The dog saw the man, and it barked."')
+    from pipelines.probing import one_text
+    from pipelines.storage.files import write_file
+    from pipelines.training.opening import find_folder
+
     folder = find_folder(model, session.store)
     looked = one_text.look(folder, text, device=device)
     if looked.cut:

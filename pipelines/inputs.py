@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
 from pipelines.engine.declaration import Opening, Stored, Take
 from pipelines.engine.stage import Files
 from pipelines.storage.artifacts import Artifact
 from pipelines.text.readers import known_extension
+
+if TYPE_CHECKING:
+    from pipelines.text.sources import Sources
 
 REFERENCE = "a name, name@n, an id, or a path"
 
@@ -68,6 +72,10 @@ class Model(Take):
     def __init__(self, help: str = "A model: a name, name@n, an id, or a folder.", **more: Any) -> None:
         super().__init__(help, kinds=("model",), **more)
 
+    def find(self, reference: str, opening: Opening[Any]) -> None:
+        if not Path(reference).is_dir():
+            opening.store.find(reference)
+
     def open(self, reference: str, opening: Opening[Any]) -> Artifact | Files:
         from pipelines.training.plan_inputs import model_inputs
 
@@ -97,9 +105,14 @@ class TextFiles(Take):
     many: bool = True
     in_folders: Callable[[str], bool] = known_extension
 
+    def find(self, reference: str | Sequence[str], opening: Opening[Any]) -> None:
+        self._sources(reference, opening)
+
     def open(self, reference: str | Sequence[str], opening: Opening[Any]) -> Files:
+        return self._sources(reference, opening).files(None, None)
+
+    def _sources(self, reference: str | Sequence[str], opening: Opening[Any]) -> Sources:
         from pipelines.text.sources import expand
 
         names = [reference] if isinstance(reference, str) else reference
-        sources = opening.stack.enter_context(expand(names, any_kind=True, stdin=None, in_folders=self.in_folders))
-        return sources.files(None, None)
+        return opening.stack.enter_context(expand(names, any_kind=True, stdin=None, in_folders=self.in_folders))

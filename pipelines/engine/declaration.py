@@ -145,6 +145,9 @@ class Take:
     argument: str = ""
     kinds: tuple[str, ...] = ()
 
+    def find(self, reference: Any, opening: Opening[Any]) -> None:
+        """Raise InputError if there is nothing of this name, before any input is opened, which may take long."""
+
     def add(self, role: str, reference: Any, opening: Opening[Any]) -> None:
         """Find and check what the caller named, and add it to the inputs."""
         opening.inputs[role] = self.open(reference, opening)
@@ -183,6 +186,10 @@ class Stored(Take):
 
     def __init__(self, kind: str, help: str, **more: Any) -> None:
         super().__init__(help, kinds=(kind,), **more)
+
+    def find(self, reference: Any, opening: Opening[Any]) -> None:
+        for each in [reference] if isinstance(reference, str) else reference:
+            opening.store.find(each)
 
     def add(self, role: str, reference: Any, opening: Opening[Any]) -> None:
         references = [reference] if isinstance(reference, str) else reference
@@ -296,11 +303,16 @@ def opened(
     with contextlib.ExitStack() as stack:
         verify = not getattr(config, "shard", None)
         opening = Opening(stage, config, store, stdin, options or Options(), own or {}, verify, stack, references)
+        given = []
         for role, take in stage.takes.items():
             if reference := references.get(role):
-                take.add(role, reference, opening)
+                given.append((role, take, reference))
             elif not take.optional:
                 raise TypeError(f"{stage.name} needs {role}: {take.help}")
+        for _, take, reference in given:
+            take.find(reference, opening)
+        for role, take, reference in given:
+            take.add(role, reference, opening)
         for role, field_info in type(config).model_fields.items():
             if (named := take_of(field_info)) and (reference := getattr(opening.config, role)):
                 named.add(role, reference, opening)

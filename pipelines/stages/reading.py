@@ -68,6 +68,10 @@ class Reading(Take):
     def __init__(self, help: str = "Sequences of its tokenizer, a dataset or a corpus, or a text file.") -> None:
         super().__init__(help, kinds=("sequences", "corpus"))
 
+    def find(self, reference: str, opening: Opening[Any]) -> None:
+        if not Path(reference).is_file():
+            opening.store.find(reference)
+
     def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
         data, opening.config = read_data(reference, "model", opening)
         opening.inputs["sequences"] = data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -78,6 +79,12 @@ def test_attention_is_that_of_the_model_as_json_and_pictures(
 def test_attention_refuses(guide: Callable[..., Any], folder: str, flags: list[str], message: str) -> None:
     done = guide("attention", folder, *flags)
     assert done.code == 2 and message in done.err
+
+
+def test_attention_reads_the_text_before_the_model(guide: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(" "))
+    done = guide("attention", "nowhere")
+    assert done.code == 2 and "the text is empty" in done.err
 
 
 def test_tokens_that_continue_a_word_are_marked() -> None:

@@ -19,6 +19,7 @@ import guidance
 from guidance.errors import InputError, NumericalError
 from guidance.probes.importance import Importance, switched_off
 from pipelines.engine.declaration import Table
+from pipelines.inputs import Model
 from pipelines.probing.losses import HeldOut
 from pipelines.probing.watched import WatchedModel, _read
 from pipelines.stages import (
@@ -366,6 +367,19 @@ def test_a_probe_without_its_file_is_shown_by_its_counts(guide: Callable[..., An
     heads.write_bytes(b"")
     shown = guide("show", made)
     assert shown.code == 0 and "counts" in shown.out
+
+
+def test_what_is_missing_is_noticed_before_a_model_is_opened(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "open", None)
+    folder = saved(tmp_path / "model", matching())
+    with pytest.raises(InputError, match=r"'nofile.conll': cannot be read"):
+        probe_coreference.run(folder, ["nofile.conll"], store=store)
+    with pytest.raises(InputError, match=r"no artifact 'nofile.txt'"):
+        probe_sinks.run(folder, "nofile.txt", store=store)
+    with pytest.raises(InputError, match=r"no artifact 'nomodel'"):
+        probe_distance.run(folder, written(tmp_path, "text.txt", "anna saw anna .\n"), "nomodel", store=store)
 
 
 def test_what_cannot_be_probed_is_refused(store: Store, tmp_path: Path) -> None:

@@ -83,18 +83,17 @@ def build(run: Run[Config]) -> None:
     """Count pairs of tokens.  Raises InputError if the tokenizer is damaged, or there is no training text."""
     import pyarrow as pa
 
-    from pipelines.statistics.pair_files import Counting, arrays_of, count_schema, merge_pairs
+    from pipelines.statistics.pair_files import arrays_of, count_all, count_schema, merge_pairs
     from pipelines.text.tokenizer_files import plain_tokenizer
 
     config = run.config
     corpus: Artifact = run.inputs["corpus"]
     if not corpus.counts.get("splits", {}).get("train"):
         raise InputError(f"{corpus.reference} has no training text to count", hint="build it with a smaller --valid")
-    counting = Counting(run)
-    paths, tokenizer, ids = counting.run(), counting.encoder.tokenizer, counting.ids
+    paths, encoder, frequencies, ids = count_all(run)
     with run.progress.task("Merge"):
         merged = merge_tree(merge_pairs, paths, {"rows": len(ids)}, config)
-    columns = [range(len(ids)), ids, [tokenizer.id_to_token(int(id_)) for id_ in ids], counting.frequencies[ids]]
+    columns = [range(len(ids)), ids, [encoder.tokenizer.id_to_token(int(id_)) for id_ in ids], frequencies[ids]]
     with run.out.parquet(VOCABULARY, vocabulary_schema()) as file:
         arrays = [pa.array(values, field.type) for values, field in zip(columns, vocabulary_schema(), strict=True)]
         file.write_table(pa.table(arrays, schema=vocabulary_schema()))
@@ -107,13 +106,13 @@ def build(run: Run[Config]) -> None:
             positions += 2 * int(count.sum()) - int(count[i == j].sum())
     run.out.counts |= {
         "vocabulary": len(ids),
-        "of": counting.vocabulary_size,
-        "tokens": int(counting.frequencies.sum()),
-        "counted_tokens": int(counting.frequencies[ids].sum()),
+        "of": len(frequencies),
+        "tokens": int(frequencies.sum()),
+        "counted_tokens": int(frequencies[ids].sum()),
         "pairs": pairs,
         "places": positions,
     }
-    for name, data in plain_tokenizer(counting.encoder.files, tokenizer).items():
+    for name, data in plain_tokenizer(encoder.files, encoder.tokenizer).items():
         run.out.write(f"tokenizer/{name}", data)
     if len(ids) < config.top:
         run.warn(f"only {len(ids):,} tokens occur, fewer than --top {config.top:,}")
@@ -129,7 +128,7 @@ STAGE: Stage[Config, Result | None] = Stage(
     build,
     takes={"corpus": Corpus(), "tokenizer": Tokenizer()},
     prepare=check_column,
-    share=lambda work: resolve_name("pipelines.statistics.pair_files:Counting")(work).run(),
+    share=lambda work: resolve_name("pipelines.statistics.pair_files:count_all")(work),
     command=Command(
         "build-cooccur",
         "Count how often frequent tokens occur together in the training text of a corpus.",

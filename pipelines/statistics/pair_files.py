@@ -193,59 +193,39 @@ def _count_file(path: Path) -> Iterator[Any]:
 # both
 
 
-class Counting:
-    """The two maps, and the vocabulary, which is chosen between them.
+def count_all(work: Work[Any]) -> tuple[list[Path], Encoder, Any, Any]:
+    """The partial files of the second map, the encoder, how often each id occurs (int64), and the ids of the counted tokens, most
+    frequent first.  Raises ShareDone if ``--shard`` asked for a share, which is done."""
+    from pipelines.statistics.pair_counting import most_frequent
 
-    Attributes:
-        frequencies: how often each id occurs, int64; None before `run`.
-        ids: ids of the counted tokens, most frequent first; None before `run`.
-    """
+    config, corpus, tokenizer = work.config, work.inputs["corpus"], work.inputs["tokenizer"]
+    encoder = Encoder(tokenizer)
+    size = 1 + max(encoder.tokenizer.get_vocab().values(), default=-1)
+    encoded = _encode_all(work, corpus, tokenizer_folder(tokenizer))
+    merged = merge_tree(merge_frequencies, encoded, {"size": size}, config)
+    frequencies = sum_of_frequencies([merged], np.zeros(size, np.int64))
+    ids = most_frequent(frequencies, config.top, exclude=encoder.special_tokens())
+    if not len(ids):
+        raise InputError(f"{corpus.reference} has no training text that this tokenizer turns into tokens")
+    window = None if config.window == "sentence" else int(config.window)
+    settings = {"ids": ids.tolist(), "window": window, "presence": config.presence}
+    # pieces of about `PIECE` characters are independent of ``--shard``, so that all shares agree
+    number = min(len(encoded), max(1, round(corpus.counts.get("characters", 0) / PIECE)))
+    bounds = [len(encoded) * piece // number for piece in range(number + 1)]
+    pieces = [Piece(tuple(map(str, encoded[start:stop]))) for start, stop in itertools.pairwise(bounds)]
+    return map_shards(count, pieces, settings, work.partial / "pairs", config, work.progress), encoder, frequencies, ids
 
-    def __init__(self, work: Work[Any]) -> None:
-        self._config, self._folder, self._progress = work.config, work.partial, work.progress
-        self._corpus: Artifact = work.inputs["corpus"]
-        self._tokenizer_folder = tokenizer_folder(work.inputs["tokenizer"])
-        self.encoder = Encoder(work.inputs["tokenizer"])
-        self.vocabulary_size = 1 + max(self.encoder.tokenizer.get_vocab().values(), default=-1)
-        self.frequencies: Any = None
-        self.ids: Any = None
 
-    def run(self) -> list[Path]:
-        """The partial files of the second map.  Raises ShareDone if ``--shard`` asked for a share, which is done."""
-        from pipelines.statistics.pair_counting import most_frequent
-
-        encoded = self._encode()
-        size = self.vocabulary_size
-        merged = merge_tree(merge_frequencies, encoded, {"size": size}, self._config)
-        self.frequencies = sum_of_frequencies([merged], np.zeros(size, np.int64))
-        self.ids = most_frequent(self.frequencies, self._config.top, exclude=self.encoder.special_tokens())
-        if not len(self.ids):
-            raise InputError(f"{self._corpus.reference} has no training text that this tokenizer turns into tokens")
-        window = None if self._config.window == "sentence" else int(self._config.window)
-        settings = {"ids": self.ids.tolist(), "window": window, "presence": self._config.presence}
-        pieces, folder = self._pieces(encoded), self._folder / "pairs"
-        return map_shards(count, pieces, settings, folder, self._config, self._progress)
-
-    def _encode(self) -> list[Path]:
-        """The partial files of the first map.  With ``--shard`` raises ShareDone unless all shards are encoded now."""
-        shards = shards_of(self._corpus, self._config.shard_size)
-        settings = {"tokenizer": self._tokenizer_folder, "cross": self._config.cross_sentences}
-        settings["block"] = BLOCK_OF_COLUMN.get(self._config.column)
-        folder = self._folder / "ids"
-        try:
-            return map_shards(encode, shards, settings, folder, self._config, self._progress)
-        except ShareDone:
-            done = {path.name.split(".")[0]: path for path in folder.glob("*.partial")}
-            missing = sum(shard.name not in done for shard in shards)
-            if missing:
-                log.info(
-                    "%d shards are not encoded yet; once they are, run the same shares again to count pairs", missing
-                )
-                raise
-            return [done[shard.name] for shard in shards]
-
-    def _pieces(self, encoded: Sequence[Path]) -> list[Piece]:
-        """Consecutive files in pieces of about `PIECE` characters; independent of ``--shard``, so that all shares agree."""
-        number = min(len(encoded), max(1, round(self._corpus.counts.get("characters", 0) / PIECE)))
-        bounds = [len(encoded) * piece // number for piece in range(number + 1)]
-        return [Piece(tuple(map(str, encoded[start:stop]))) for start, stop in itertools.pairwise(bounds)]
+def _encode_all(work: Work[Any], corpus: Artifact, folder_of_tokenizer: str) -> list[Path]:
+    """The partial files of the first map.  With ``--shard`` raises ShareDone unless all shards are encoded now."""
+    config, shards, folder = work.config, shards_of(corpus, work.config.shard_size), work.partial / "ids"
+    settings = {"tokenizer": folder_of_tokenizer, "cross": config.cross_sentences}
+    settings["block"] = BLOCK_OF_COLUMN.get(config.column)
+    try:
+        return map_shards(encode, shards, settings, folder, config, work.progress)
+    except ShareDone:
+        done = {path.name.split(".")[0]: path for path in folder.glob("*.partial")}
+        if missing := sum(shard.name not in done for shard in shards):
+            log.info("%d shards are not encoded yet; once they are, run the same shares again to count pairs", missing)
+            raise
+        return [done[shard.name] for shard in shards]

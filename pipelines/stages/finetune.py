@@ -162,6 +162,11 @@ def _prepare(opening: Opening[Config]) -> None:
             f"--architecture {config.architecture} has no attention heads to guide", hint="leave --plan out"
         )
     task.family(config.architecture)
+    if (not config.init or config.random_init) and "learning_rate" not in config.model_fields_set:
+        log.warning(
+            "new weights hardly change at the default rate of %g, which is for models of --init; try --learning-rate 1e-3",
+            config.learning_rate,
+        )
     if config.vectors and not config.hidden:
         from pipelines.training.embeddings import vector_width
 

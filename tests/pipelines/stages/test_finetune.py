@@ -299,6 +299,21 @@ def test_a_selection_that_validation_does_not_define_is_told(
     assert "eval/classification/matthews is undefined on the validation examples" in caplog.text
 
 
+def test_a_new_model_at_the_default_rate_is_told_to_take_a_greater_one(
+    guide: Any, store: Store, data: Artifact, model: Artifact
+) -> None:
+    def told(*flags: object) -> bool:
+        sizes = ("--layers", 1, "--hidden", 16, "--heads", 2, "--ffn", 32) if "--init" not in flags else ()
+        done = guide("finetune", data.reference, "--steps", 1, *sizes, *flags, "--store", store.root)
+        assert done.code == 0, done.err
+        return "try --learning-rate 1e-3" in done.err
+
+    assert told()
+    assert told("--init", model.reference, "--random-init")
+    assert not told("--init", model.reference)
+    assert not told("--learning-rate", 2e-5), "who names a rate means it"
+
+
 def test_training_ends_early_when_validations_get_no_better(store: Store, data: Artifact) -> None:
     run = train(store, data, steps=200, evaluate_every=5, patience=2, select="accuracy").artifact
     assert run.counts["steps"] == run.counts["best_step"] + 10 < 200

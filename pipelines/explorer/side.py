@@ -6,7 +6,7 @@ import collections
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,13 @@ from guidance.probes.relevance import keys_of, outstanding
 from guidance.sites import Site
 from pipelines.engine.declaration import Opening
 from pipelines.explorer.worker import Worker
-from pipelines.probing.losses import HeldOut, importance_of
 from pipelines.probing.patterns import lack, read_written
-from pipelines.probing.sequences import Survey, WatchedSequences, survey
+
+if TYPE_CHECKING:
+    from pipelines.probing.sequences import (  # imports transformers, and the page is to be seen at once
+        Survey,
+        WatchedSequences,
+    )
 
 CACHED_BYTES = 128 << 20
 """Maps of examples that were looked at are kept in so much memory for each model."""
@@ -62,6 +66,8 @@ class Side:
 
     def open(self, opening: Opening[Any]) -> None:
         """Open the model."""
+        from pipelines.probing.sequences import WatchedSequences
+
         self._opening = opening
         with self._worker.model:
             self._watched = WatchedSequences(opening.inputs, opening.config)
@@ -69,6 +75,8 @@ class Side:
 
     def survey(self, patterns: Mapping[str, Pattern], what: str) -> None:
         """Measure patterns on all sequences; the first time also what else is known of heads."""
+        from pipelines.probing.sequences import survey
+
         watched, is_first, most = self.ready(), self._survey is None, self._settings.batch_size
         done, size, begun = 0, 1, time.monotonic()
 
@@ -112,6 +120,8 @@ class Side:
 
     def measure_importance(self) -> None:
         """Measure the importance of heads, unless the model is an encoder without a head, or the data have no labels."""
+        from pipelines.probing.losses import HeldOut, importance_of
+
         assert self._opening is not None
         try:
             held_out = HeldOut(self._opening.inputs, self._settings, self._settings.seed)

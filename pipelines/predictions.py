@@ -6,6 +6,7 @@ The files become a dataset and sequences in a temporary store, so that a model r
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from pipelines.progress import Progress, warnings_only
 from pipelines.stages import dataset, evaluate, missing
 from pipelines.storage.files import machine_errors
 from pipelines.storage.store import Store
+from pipelines.text.blocks import Notes
 from pipelines.text.formats import FORMATS
-from pipelines.text.readers import format_of, known_extension
+from pipelines.text.line_layout import check_not_columns
+from pipelines.text.readers import TextFile, format_of, known_extension
 from pipelines.text.sources import STDIN
 from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import check_needs, model_input, read_tables
@@ -170,6 +173,12 @@ def _dataset(task: type[Task], sources: Sequence[str], config: Any, store: Store
         if task.shape not in _OF_TEXT:
             raise InputError(f"{first!r}: {task.name} reads JSON lines with a list of choices", hint="--format jsonl")
         settings["format"] = _OF_TEXT[task.shape]
+        if config.format is None:
+            hint = "for words with their tags: --format conll" if task.shape == "tags" else "give texts"
+            hint += f"\nif it is text all the same: --format {settings['format']}"
+            for source in filter(os.path.isfile, sources):
+                file = TextFile(Path(source), Path(source).name, config.encoding, Notes())
+                check_not_columns(file.first_lines(), file.name, hint)
     elif config.format is not None:
         shape = FORMATS[kind].shape if kind in FORMATS else "examples"
         if shape not in ("examples", task.shape):

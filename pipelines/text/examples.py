@@ -16,6 +16,7 @@ from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.storage.manifest import digest
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Notes, block_of, bounded_lines, paragraphs
+from pipelines.text.line_layout import check_not_columns
 from pipelines.text.readers import TextFile, format_of, whole_number
 from pipelines.text.records import (
     check_unicode,
@@ -117,9 +118,11 @@ def read_examples(file: TextFile, split: str, layout: Layout, source_column: str
     format, or lacks a column; the message names file and line."""
     kind = format_of(file.name, layout.format)
     if kind not in _READERS:
+        if kind == "text":
+            check_not_columns(file.first_lines(), file.name, hint="for a word and its tag on each line: --format conll")
         raise InputError(
             f"{file.name!r}: examples cannot be read from {kind} files",
-            hint=f"name the format with --format: {', '.join(_READERS)}",
+            hint=f"name the format with --format: {', '.join(_READERS)}, conll, or that of a data set",
         )
     yield from _READERS[kind](file, split, layout, columns_of(layout, source_column))
 

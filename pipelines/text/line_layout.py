@@ -40,8 +40,12 @@ def has_sentence_lines(text: str) -> bool:
     return ((inner < 0.3 and ended > 0.5) or inner + ended < 0.05) and not _is_wrapped(lines)
 
 
-def check_not_columns(text: str, name: str) -> None:
-    """Raise InputError if a text, of which the beginning is given, has one token with columns in each line (CoNLL)."""
+def check_not_columns(text: str, name: str, hint: str = "") -> None:
+    """Raise InputError if a text, of which the beginning is given, has one token with columns in each line (CoNLL).
+
+    Args:
+        hint: what to do then; by default for running text.
+    """
     lines = [line for line in _lines(text) if not line.startswith("#")]
     is_tabbed = sum("\t" in line for line in lines) > 0.9 * len(lines)
     rows = [line.split("\t" if is_tabbed else " ") for line in lines]
@@ -55,15 +59,14 @@ def check_not_columns(text: str, name: str) -> None:
     ]
     if width < 2 or len(fitting) < 0.9 * len(rows):
         return
-    column = "2" if is_tabbed and sum(row[0].isdecimal() for row in fitting) > 0.9 * len(fitting) else "1"
-    if is_tabbed and width == 10:
-        hint = "for CoNLL-U: --format conllu"
-    else:
-        hint = f"""write one sentence a line: awk 'NF {{printf "%s ", ${column}; next}} {{print ""}}' FILE > text.txt"""
-    raise InputError(
-        f"{name!r}: not running text: one token with {width} columns in each line (CoNLL)",
-        hint=f"{hint}\nif it is text all the same: --format text",
-    )
+    if not hint:
+        if is_tabbed and width == 10:
+            hint = "for CoNLL-U: --format conllu"
+        else:
+            column = "2" if is_tabbed and sum(row[0].isdecimal() for row in fitting) > 0.9 * len(fitting) else "1"
+            hint = f"""write one sentence a line: awk 'NF {{printf "%s ", ${column}; next}} {{print ""}}' FILE > text.txt"""
+        hint += "\nif it is text all the same: --format text"
+    raise InputError(f"{name!r}: not running text: one token with {width} columns in each line (CoNLL)", hint=hint)
 
 
 def _lines(text: str) -> list[str]:

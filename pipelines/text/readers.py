@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import gzip
 import io
+import itertools
 import os
 import re
 import zlib
@@ -314,6 +315,10 @@ class TextFile:
     def first_line(self) -> str:
         """The first line that is not blank; "" if there is none."""
         return next((line for _, line in replace(self, notes=Notes()).lines() if line.strip()), "")
+
+    def first_lines(self, number: int = 1000) -> str:
+        """Its first lines."""
+        return "\n".join(line for _, line in itertools.islice(replace(self, notes=Notes()).lines(), number))
 
     def text(self) -> str:
         """The whole text; one of more than `LINE_LIMIT` characters is refused."""

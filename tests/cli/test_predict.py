@@ -183,6 +183,26 @@ def test_every_word_of_a_long_text_has_the_tag_of_the_evaluation(
     assert out.read_text().split("\n\n")[0] == "\n".join(f"{word}\t{tag}" for word, tag in tagged)
 
 
+@pytest.mark.parametrize("ending", ["txt", "conll"])
+def test_columns_of_words_and_tags_are_not_taken_for_text(work: SimpleNamespace, guide: Any, ending: str) -> None:
+    model = make(work, "small.conll", "Anna B-PER\nsees O\nRome B-LOC\n\nsees O\nit O\n", format="conll")
+    file = work.folder / f"columns.{ending}"
+    file.write_text("Anna B-PER\nsees O\nRome B-LOC\n\n" * 10)
+    store = ("--store", work.store.root)
+    answer = guide("predict", model, file, *store)
+    assert answer.code == 2 and "one token with 2 columns in each line (CoNLL)" in answer.err
+    assert "--format conll\n" in answer.err and "if it is text all the same: --format words" in answer.err
+    assert guide("predict", model, file, "--format", "conll", *store).out.count("\n") == 10
+    assert guide("predict", model, file, "--format", "words", *store).out.count("\n") == 30
+    answer = guide("predict", work.model, file, *store)
+    assert answer.code == 2 and "(CoNLL)" in answer.err and "--format lines" in answer.err
+    answer = guide("build-dataset", "--train", file, *store)
+    assert answer.code == 2 and "(CoNLL)" in answer.err and "--format conll" in answer.err
+    (work.folder / f"prose.{ending}").write_text("A text without labels.\n")
+    answer = guide("build-dataset", "--train", work.folder / f"prose.{ending}", *store)
+    assert answer.code == 2 and "label-text, conll, or that of a data set" in answer.err
+
+
 @pytest.mark.parametrize("command", ["predict", "evaluate", "finetune"])
 def test_sequences_that_are_too_short_are_refused(work: SimpleNamespace, guide: Any, command: str) -> None:
     data, options = work.data.reference, ["--sequence-length", "2"]

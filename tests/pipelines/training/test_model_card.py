@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from guidance.guide import Guide
 from guidance.plan import Plan
 from pipelines.stages.pretrain import Config
+from pipelines.storage.store import Store
 from pipelines.training.learner import ModelFolder
 from pipelines.training.model_card import card
 from pipelines.training.objectives import OBJECTIVES
@@ -62,6 +65,18 @@ def test_the_card_says_what_the_folder_of_the_generator_is() -> None:
 def test_the_card_mentions_the_best_model_if_there_is_one() -> None:
     assert "`best/`" not in written(Plan())
     assert "`best/` holds the weights of the lowest validation loss (step 2)." in written(Plan(), best_step=2)
+
+
+def test_the_card_of_a_tagger_says_by_which_metric_its_weights_were_chosen(guide: Any, tmp_path: Path) -> None:
+    (tmp_path / "tags.conll").write_text("Anna B-PER\nsees O\nRome B-LOC\n\nsees O\nit O\n\n" * 3)
+    data = guide("build-dataset", "--train", "tags.conll", "--valid", "tags.conll", "--format", "conll").out.strip()
+    sizes = ("--layers", 1, "--hidden", 16, "--heads", 2, "--ffn", 16, "--learning-rate", 0.01)
+    guide("finetune", data, "--select", "f1", "--epochs", 3, *sizes, "--name", "tagger")
+    shown = json.loads(guide("show", "tagger", "--json").out)
+    best, last = shown["counts"]["best"]["value"], shown["counts"]["final"]["eval/tagging/f1"]
+    text = (Store(tmp_path / "artifacts").find("tagger") / "README.md").read_text()
+    assert f"the best validation f1, {best:.4f} (step {shown['counts']['best_step']})." in text
+    assert f"| eval/tagging/f1 | {last:.4f} |\n" in text and "eval/tagging/precision" not in text
 
 
 def test_the_card_says_how_large_batches_were() -> None:

@@ -24,12 +24,12 @@ from pipelines.engine.declaration import Command, Opening, Stage, Take
 from pipelines.engine.shards import map_shards
 from pipelines.engine.stage import Files, Result, Run, Work, knob
 from pipelines.progress import log
-from pipelines.storage.files import remove_tree
+from pipelines.storage.files import machine_errors, remove_tree
 from pipelines.text.blocks import Document, Notes, text_documents
 from pipelines.text.conllu import conllu_documents
 from pipelines.text.corpus_files import read_blocks
 from pipelines.text.line_layout import SAMPLE, check_not_columns, has_sentence_lines
-from pipelines.text.pieces import Bundle, Piece, beginning, bundles, can_cut, cut_file, cut_parquet
+from pipelines.text.pieces import Bundle, Piece, bundles, can_cut, cut_file, cut_parquet
 from pipelines.text.readers import MIXED_LINE_ENDS, check_encoding, decode, format_of, open_lines, open_text
 from pipelines.text.records import (
     Fields,
@@ -201,8 +201,9 @@ def _parts(piece: Piece, config: Config, notes: Notes) -> Sequence[Piece]:
         parts, is_mixed = cut_file(piece, config.shard_size, "line")
     else:
         if config.sentences == "auto":
-            data = beginning(piece.path, 4 * SAMPLE).decode(config.encoding, "ignore").removeprefix("\ufeff")
-            sample = data.replace("\r\n", "\n").replace("\r", "\n")[:SAMPLE]
+            with machine_errors(f"cannot read {piece.path!r}"), open(piece.path, "rb") as file:
+                text = file.read(4 * SAMPLE).decode(config.encoding, "ignore").removeprefix("\ufeff")
+            sample = text.replace("\r\n", "\n").replace("\r", "\n")[:SAMPLE]
             piece = dataclasses.replace(piece, has_sentence_lines=has_sentence_lines(sample))
         pages = config.documents == "file" and (config.sentences == "line" or piece.has_sentence_lines)
         parts, is_mixed = cut_file(piece, config.shard_size, "page" if pages else "blank line")

@@ -62,10 +62,8 @@ def write_corpus(
         sources: where the text comes from, for messages.
     """
     opened = [Draft.open(path) for path in drafts]
-    with (
-        out.parquet(DOCUMENTS, document_schema()) as file,
-        contextlib.closing(_Documents(file, notes, valid, test)) as kept,
-    ):
+    with out.parquet(DOCUMENTS, document_schema()) as file, contextlib.closing(_Seen()) as seen:
+        kept = _Documents(file, seen, notes, valid, test)
         kept.read(opened)
         if not kept.number:
             dropped = ", ".join(f"{count:,} {why}" for why, count in sorted(notes.dropped.items()))
@@ -143,17 +141,13 @@ class _Documents:
         totals: how many documents each split has; room for the other counts.
     """
 
-    def __init__(self, file: Any, notes: Notes, valid: float, test: float) -> None:
+    def __init__(self, file: Any, seen: _Seen, notes: Notes, valid: float, test: float) -> None:
         self.number = 0
         self.splits: list[np.ndarray] = []
         self.totals = {name: np.zeros(len(SPLITS), np.int64) for name in _COUNTED}
-        self._file, self._notes, self._fractions, self._seen = file, notes, (valid, test), _Seen()
+        self._file, self._seen, self._notes, self._fractions = file, seen, notes, (valid, test)
         self._rows: list[dict[str, Any]] = []
         self._has_splits = False
-
-    def close(self) -> None:
-        """Forget ids and digests."""
-        self._seen.close()
 
     def read(self, drafts: Sequence[Draft]) -> None:
         """Decide on the documents of all drafts; a document may have parts in several."""

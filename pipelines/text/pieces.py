@@ -11,7 +11,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from pipelines.storage.files import machine_errors, open_parquet
@@ -168,9 +167,3 @@ def cut_parquet(piece: Piece, size: int) -> list[Piece]:
         replace(piece, start=start, stop=stop, line=sum(rows[:start]) + 1, size=sum(weights[start:stop]))
         for start, stop in itertools.pairwise([*bounds, len(rows)])
     ]
-
-
-def beginning(path: Path | str, size: int) -> bytes:
-    """The first bytes of a file."""
-    with machine_errors(f"cannot read {str(path)!r}"), open(path, "rb") as file:
-        return file.read(size)

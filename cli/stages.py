@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import typer
@@ -61,5 +61,4 @@ def _input(name: str, take: Take) -> inspect.Parameter:
 
 
 for path in STAGES:
-    module, name = path.split(":")
-    register(getattr(import_module(module), name))
+    register(resolve_name(path))

@@ -20,7 +20,6 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from guidance.errors import GuideError
-from pipelines.explorer.server import in_address
 from pipelines.explorer.side import Side
 from pipelines.explorer.workspace import Workspace, as_json
 from pipelines.progress import log
@@ -63,6 +62,12 @@ class Raw(Response):
     """An answer in bytes."""
 
     media_type = "application/octet-stream"
+
+
+def in_address(host: str) -> str:
+    """A host as it stands in the address of a page."""
+    host = host.removeprefix("::ffff:")
+    return f"[{host}]" if ":" in host else host
 
 
 class Guard:

@@ -66,12 +66,6 @@ def _own_address(host: str) -> str:
         return loopback
 
 
-def in_address(host: str) -> str:
-    """A host as it stands in the address of a page."""
-    host = host.removeprefix("::ffff:")
-    return f"[{host}]" if ":" in host else host
-
-
 def protocol() -> type[H11Protocol]:
     """How uvicorn speaks HTTP, as a class of its own for each server, whose connections count together; none can be held open by
     sending nothing, or a header byte by byte, for which uvicorn waits for ever."""
@@ -125,7 +119,7 @@ def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Ite
         require(package, "'attention-guide[ui]'")
     import uvicorn
 
-    from pipelines.explorer.routes import Guard, Routes
+    from pipelines.explorer.routes import Guard, Routes, in_address
 
     listening = free_socket(host, port)
     number, token = listening.getsockname()[1], secrets.token_urlsafe(24)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 STAGES = (
@@ -26,9 +26,4 @@ STAGES = (
 
 def find(name: str) -> Any:
     """The stage of a command by the name that manifests give it; None if there is none."""
-    for home in STAGES:
-        module, attribute = home.split(":")
-        stage = getattr(import_module(module), attribute)
-        if stage.name == name:
-            return stage
-    return None
+    return next((stage for stage in map(resolve_name, STAGES) if stage.name == name), None)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from guidance.errors import InputError
@@ -163,15 +164,14 @@ class Task(Objective):
 
     @classmethod
     def prepare(cls, setup: Setup) -> Learner:
-        from pipelines.training.learners.perturbed import learner_of
-
-        return learner_of(setup, cls.of_training(setup))
+        learner: Learner = resolve_name("pipelines.training.learners.perturbed:learner_of")(
+            setup, cls.of_training(setup)
+        )
+        return learner
 
     @classmethod
     def evaluate(cls, run: Run[Any], folder: Path, model: Any, handle: Any) -> None:
-        from pipelines.training.learners.task_scores import evaluate
-
-        evaluate(run, model, handle, cls.of_model(model.config))
+        resolve_name("pipelines.training.learners.task_scores:evaluate")(run, model, handle, cls.of_model(model.config))
 
     @classmethod
     def answers(cls, run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
@@ -180,9 +180,9 @@ class Task(Objective):
         Args:
             run: see `pipelines.training.learners.task_scores.predict`.
         """
-        from pipelines.training.learners.task_scores import answers
-
-        return answers(run, model, handle, cls.of_model(model.config))
+        answers = resolve_name("pipelines.training.learners.task_scores:answers")
+        rows: Iterator[dict[str, Any]] = answers(run, model, handle, cls.of_model(model.config))
+        return rows
 
     # its model and its loss
 

@@ -89,7 +89,7 @@ def command_for(findings: Artifact, store: Store, plan: str | Path | None = None
         scored = opened.enter_context(store.load_input(findings, "discovery", verify=False))
         asked = scored.manifest["config"]
         if "least important" in (findings.path / PLAN).read_text(encoding="utf-8"):
-            flags["scores"] = str(scored.path / TABLE) if scored.counts["task"] is not None else "SCORES"
+            flags["scores"] = str(scored.path / TABLE)
         data = opened.enter_context(store.load_input(scored, "sequences", verify=False))
         needed = {need for need in features(Plan.load(str(findings.path / PLAN))) if need != "segment"}
         is_dataset, read = "shape" in data.counts, data.reference

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.declaration import Stage, Stored
+from pipelines.engine.declaration import Opening, Stage, Stored
 from pipelines.engine.stage import Run, internal
 from pipelines.probing.heads import heads_of
 from pipelines.probing.patterns import spec_of
@@ -93,7 +93,7 @@ def patterns_of(config: Config, summary: dict[str, Any]) -> Accepted:
     if not names:
         raise InputError(
             "no head stands out on a pattern, so there is nothing to accept",
-            hint="--patterns NAME injects one anyway; `guide discover score --deviations 2` is less strict",
+            hint="--patterns NAME injects one anyway; `guide discover score` with --deviations 2 is less strict",
         )
     if config.into == "found" and (missing := [name for name in names if name not in heads_with]):
         raise InputError(
@@ -111,6 +111,17 @@ def one_each(accepted: Accepted) -> tuple[Accepted, list[str]]:
         own.append((name, [head for head in heads if head not in taken]))
         taken |= set(heads)
     return [each for each in own if each[1]], [name for name, heads in own if not heads]
+
+
+def _check_importance(opening: Opening[Config]) -> None:
+    """Raises InputError if the least important heads are asked for, and no importance was measured."""
+    config, discovery = opening.config, opening.inputs["discovery"]
+    if config.into == "least-important" and not (config.heads or config.pal) and discovery.counts["task"] is None:
+        raise InputError(
+            f"{discovery.reference} does not say how important heads are, so none can be the least important",
+            hint="guide discover score measures it for a model that predicts words, and for one with a head for a task on a "
+            "dataset of this task, unless --no-importance is given\nor choose other heads: --into each-layer",
+        )
 
 
 def build(run: Run[Config]) -> None:
@@ -163,6 +174,7 @@ STAGE = Stage(
     build,
     takes={"discovery": Stored("discovery", "Artifact of `guide discover score`.")},
     check=_check_heads,
+    prepare=_check_importance,
 )
 
 run = STAGE.run

@@ -25,6 +25,10 @@ PLAN = "plan.toml"
 SUMMARY = "discovery.json"
 
 
+FEW = 50
+"""With fewer sequences, what stands out may be chance."""
+
+
 class Config(PatternsConfig):
     """Which patterns are looked for, and what stands out."""
 
@@ -53,6 +57,11 @@ def build(run: Run[Config]) -> None:
 
     config = run.config
     watched = WatchedSequences(run.inputs, config)
+    if watched.number < FEW:
+        run.warn(
+            f"only {watched.number:,} sequences of the split {config.split} are read, so what stands out may be chance; "
+            "--split and --limit choose others"
+        )
     patterns, left_out = measurable(config.patterns, watched.known)
     with run.progress.task("relevance", total=watched.number, unit="sequences") as bar:
         known = survey(watched, patterns, config.batch_size, lambda _, read: bar.advance(read))
@@ -124,11 +133,12 @@ def _table(artifact: Artifact, config: Config) -> Table:
         important = "–" if each["important"] is None else str(each["important"])
         figures = (f"{100 * each['relevance']:.1f} %", f"{each['lift']:.1f}", f"{each['deviations']:.1f}", important)
         rows.append((each["pattern"], shown, *figures, note))
+    read = f"measured on {counts['sequences']:,} sequences of the split {artifact.manifest['config']['split']}"
     if rows:
-        return Table(("pattern", "heads", "relevance", "× chance", "deviations", "important", ""), rows)
+        return Table(("pattern", "heads", "relevance", "× chance", "deviations", "important", ""), rows, (read,))
     note = f"no head stands out on a pattern by {config.deviations:g} standard deviations"
     few = ": of ten heads or fewer none can by three" if counts["heads"] <= 10 else ""
-    return Table(notes=(note + few,))
+    return Table(notes=(note + few, read))
 
 
 STAGE = Stage(
@@ -153,7 +163,7 @@ STAGE = Stage(
             "guide discover score segmenter topics --masks topics-masks --deviations 2",
             "guide discover score ./bert-base text.txt --patterns 'matching_token and not self' --patterns previous",
         ),
-        next="guide discover accept {}",
+        next=lambda made, _: "guide discover accept {}" if made.counts["proposed"] else (),
         show=_table,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,8 @@ def test_from_a_folder_and_a_text_file_to_a_plan(guide: Callable[..., Any], fold
     )
     assert done.code == 0, done.err
     assert "0-5" in done.err and "proposed" in done.err and "discover accept" in done.err
+    number = re.search(r"measured on (\d+) sequences of the split train\n", done.err)
+    assert number and f"only {number[1]} sequences of the split train are read, so what stands out" in done.err
     told = guide("discover", "score", folder, text, "--sequence-length", 24, "--most", 1).err
     reasons = {line.split()[0]: line.partition("proposed")[2] for line in told.splitlines() if "proposed" in line}
     assert set(reasons.values()) - {""}, "a row that is not proposed says why"
@@ -113,8 +116,11 @@ def test_from_a_folder_and_a_text_file_to_a_plan(guide: Callable[..., Any], fold
     assert condition in (tmp_path / "plan.toml").read_text()
     assert guide("plan", "check", "plan.toml").code == 0
     done = guide("discover", "accept", reference, "--into", "least-important")
-    assert "--scores SCORES" in done.err, "the model has no loss, so no importance was measured"
+    assert done.code == 2 and "does not say how important heads are" in done.err, "the model has no loss"
+    assert "guide discover score measures it" in done.err
     assert "--scores" not in guide("discover", "accept", reference, "--into", "least-important", "--pal").err
+    none = guide("discover", "score", folder, text, "--patterns", "next", "--sequence-length", 24, "--deviations", 99)
+    assert none.code == 0 and "no head stands out" in none.err and "next: " not in none.err
     done = guide("discover", "export", folder, text, "--to", "heads.html", "--examples", 1, "--sequence-length", 24)
     assert done.code == 0 and done.out.strip() == "heads.html", done.err
     assert b"default-src 'none'" in (tmp_path / "heads.html").read_bytes()

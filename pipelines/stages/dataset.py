@@ -20,6 +20,7 @@ from guidance.errors import InputError
 from pipelines.engine.declaration import Command, Opening, Stage, Take
 from pipelines.engine.stage import Files, Result, Run
 from pipelines.progress import log
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.text.blocks import Document, Notes
 from pipelines.text.corpus_files import PAIR, SPLITS, split_of, text_digest
@@ -329,6 +330,13 @@ def _side(split: str) -> Examples:
     )
 
 
+def _next(made: Artifact, _: Store) -> str:
+    """Train with it, if it has training examples."""
+    if "train" not in made.counts["splits"]:
+        return "guide show {}"
+    return "guide finetune {}" if made.counts.get("labels") or made.counts.get("shape") else "guide build-tokenizer {}"
+
+
 STAGE = Stage(
     "build-dataset",
     "corpus",
@@ -364,8 +372,6 @@ STAGE = Stage(
             "guide build-dataset papers.jsonl --summary-column summary --test-fraction 0.2",
             "guide build-dataset texts/ --format choi --test-fraction 0.2 --drop-shared --name topics",
         ),
-        next=lambda made, _: (
-            "guide finetune {}" if made.counts.get("labels") or made.counts.get("shape") else "guide build-tokenizer {}"
-        ),
+        next=_next,
     ),
 )

@@ -148,9 +148,7 @@ def _table(artifact: Artifact, config: Config) -> Table:
         looks, distance = own["direction"].replace("_", " "), f"{figures['offset']:+d}"
         shares = share(own["accuracy"]), share(figures["offset_accuracy"])
         rows.append((relation, f"{own['words']:,}", head_name(own), looks, *shares, distance))
-    notes = (
-        [f"{len(left_out)} more: {', '.join(left_out)}; `guide probe deps --min-words 1` shows all"] if left_out else []
-    )
+    notes = [f"{len(left_out)} more: {', '.join(left_out)}; --min-words 1 shows all"] if left_out else []
     heads, offsets = (share(counts[f"attachment_of_best_{name}"]) for name in ("heads", "offsets"))
     notes.append(f"all words: {heads} by the best head of each relation, {offsets} by the best distance")
     return Table(("relation", "words", "head", "looks", "right", "distance", "of"), rows, tuple(notes))

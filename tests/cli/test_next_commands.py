@@ -89,3 +89,9 @@ def test_build_sequences_says_how_many_sequences_and_tokens_it_made_also_when_th
     for _ in range(2):
         said = guide("build-sequences", corpus, tokenizer, "--max-length", 16).err
         assert re.search(r"^train \d+ sequences, [\d,]+ tokens; valid \d+ sequences, \d+ tokens$", said, re.M)
+
+
+def test_a_dataset_without_training_examples_is_not_to_be_trained_on(guide: Guide, tmp_path: Path) -> None:
+    (tmp_path / "reviews.csv").write_text("text,label\nfine,good\ndull,bad\n")
+    assert after(guide("build-dataset", "--test", "reviews.csv", "--name", "late")) == ["show", "late@1"]
+    assert after(guide("build-dataset", "--train", "reviews.csv", "--name", "late")) == ["finetune", "late@2"]

@@ -340,7 +340,7 @@ def test_the_table_of_relations_names_those_that_it_leaves_out(guide: Callable[.
 
     shown, (note,) = relations()
     assert shown == ["r20", *(f"r{n:02}" for n in range(2, 16))]
-    assert note == "4 more: r16, r17, r18, r19; `guide probe deps --min-words 1` shows all"
+    assert note == "4 more: r16, r17, r18, r19; --min-words 1 shows all"
     assert relations("--min-words", 2)[0] == ["r20"], "although the artifact was there already"
     shown, notes = relations("--min-words", 1)
     assert len(shown) == 19 and not notes

@@ -60,6 +60,10 @@ _VOCABULARIES = ("vocab.txt", "merges.txt", "dict.txt", "bpe.codes", "prophetnet
 """Files that decide what a model folder computes: configuration, weights, plan, and what tokenizers of transformers read."""
 
 
+WEIGHTS_OF = "weights of "
+"""How the provenance of what a model folder made begins, before the name of the folder."""
+
+
 def model_input(reference: str, store: Store) -> Artifact | Files:
     """A trained model with the other models beside it: an artifact, or any Hugging Face model folder."""
     try:
@@ -76,7 +80,7 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
         paths = [p for p in files if (p.suffix in _ENDINGS or p.name in _VOCABULARIES) and p.is_file()]
         if folder / "config.json" not in paths:
             raise InputError(f"{reference}: not a model folder (no config.json)") from None
-        origin = {"source": f"weights of {folder.resolve().name}", "license": None}
+        origin = {"source": f"{WEIGHTS_OF}{folder.resolve().name}", "license": None}
         return Files.of(paths, (p.relative_to(folder).as_posix() for p in paths), [origin])
 
 

@@ -18,6 +18,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.store import Store
 from pipelines.training.evaluations import MEASURED
+from pipelines.training.plan_inputs import WEIGHTS_OF
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def labels_of(results: Sequence[Artifact], references: Sequence[str], store: Sto
     for result, reference in zip(results, references, strict=True):
         inputs = result.manifest["inputs"]
         own.append(reference if store.named(reference) else _name(result.kind, {"recipe": result.recipe}, store))
-        models.append(_name("model", inputs.get("model"), store))
+        models.append(_name("model", inputs.get("model"), store) or _folder_of_model(result))
         data.append(_name("corpus", inputs.get("corpus"), store) or _name("sequences", inputs.get("sequences"), store))
     both = [f"{model} on {name}" if model and name else "" for model, name in zip(models, data, strict=True)]
     for names in (models, both):
@@ -87,6 +88,14 @@ def labels_of(results: Sequence[Artifact], references: Sequence[str], store: Sto
         if len(set(labels)) == len(labels):
             return labels
     return list(references)
+
+
+def _folder_of_model(result: Artifact) -> str:
+    """The name of the folder of the model of an evaluation; empty if that was an artifact."""
+    if result.manifest["inputs"].get("model", {}).get("kind") != "files":
+        return ""
+    sources = (str(origin["source"]) for origin in result.provenance)
+    return next((source.removeprefix(WEIGHTS_OF) for source in sources if source.startswith(WEIGHTS_OF)), "")
 
 
 def _name(kind: str, described: Mapping[str, Any] | None, store: Store) -> str:

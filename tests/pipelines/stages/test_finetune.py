@@ -24,6 +24,7 @@ from pipelines.stages import evaluate, finetune
 from pipelines.stages import tokenizer as tokenizers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.views.evaluations import labels_of
 from tests import finetunings, trainings
 from tests.finetunings import build, measure, reviews, train
 from tests.trainings import At, one_thread, send
@@ -245,6 +246,19 @@ def test_tested_examples_that_the_model_was_trained_on_are_counted(
     (folder / "artifact.json").unlink()
     copied = evaluate.run(str(folder), data.reference, evaluate.Config(), store=store).artifact
     assert "seen_in_training" not in copied.counts, "nothing says what a folder was trained on"
+
+
+def test_an_evaluation_of_a_folder_is_called_by_the_name_of_the_folder(
+    store: Store, data: Artifact, model: Artifact, tmp_path: Path
+) -> None:
+    shutil.copytree(model.path, tmp_path / "my-bert")
+    (tmp_path / "my-bert" / "artifact.json").unlink()
+    made = [
+        evaluate.run(each, data.reference, evaluate.Config(), store=store).artifact
+        for each in (str(tmp_path / "my-bert"), model.reference)
+    ]
+    references = [each.reference for each in made]
+    assert labels_of(made, references, store) == ["my-bert", references[1]]
 
 
 @pytest.mark.filterwarnings("error:A single label")

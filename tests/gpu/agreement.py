@@ -60,5 +60,5 @@ def deviations(family: str, plan: str, device: str, precision: str, lengths: tup
 
 def limits(plan: str, precision: str) -> dict[str, float]:
     """The largest allowed deviations of a plan."""
-    attacks = plan.startswith("adversary") or plan in ("random_mask, magnitude", "all ten")
+    attacks = plan.startswith("adversary") or plan in ("random_mask, magnitude", "all mechanisms")
     return (ATTACK_LIMITS if attacks else LIMITS)[precision]

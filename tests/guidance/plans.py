@@ -116,7 +116,7 @@ PLANS: Mapping[str, Plan] = {
         ),
         Pal(width=8, placement="attention"),
     ),
-    "all ten": Plan(
+    "all mechanisms": Plan(
         (
             guide("attention_loss", "next", 0, 1),
             guide("logit_loss", "conflict", 0),
@@ -128,6 +128,7 @@ PLANS: Mapping[str, Plan] = {
             guide("gate", "", 0, 1),
             guide("adversary", "", 0),
             guide("random_mask", "", 1, kind="magnitude", proportion=0.5),
+            guide("mix", "previous", of=["stream"]),
         ),
     ),
 }
@@ -144,7 +145,7 @@ PARAMETERS = (
     "adversary, per head",
     "pal",
     "pal, attention",
-    "all ten",
+    "all mechanisms",
 )
 """Plans that add parameters."""
 

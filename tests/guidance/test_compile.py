@@ -15,7 +15,7 @@ from tests.guidance.models import batch, inputs_of
 from tests.guidance.plans import EVERY, guide, installed, run
 
 COMPILED = {
-    "bert": "all ten",
+    "bert": "all mechanisms",
     "roberta": "attention_loss",
     "xlm-roberta": "bias, learn",
     "camembert": "logit_loss",

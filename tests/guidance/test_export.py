@@ -141,7 +141,7 @@ def test_every_shaping_plan_is_exported() -> None:
     shaping = {
         name for name, plan in PLANS.items() if any(not row.is_loss and not row.makes("attack") for row in plan.guides)
     }
-    assert shaping <= {*INDIVIDUAL, *OTHERS, *MIXED, "attention_loss, kl", "attention_loss, away", "all ten"}
+    assert shaping <= {*INDIVIDUAL, *OTHERS, *MIXED, "attention_loss, kl", "attention_loss, away", "all mechanisms"}
 
 
 def test_a_feature_that_only_a_parser_gives_is_refused_by_name() -> None:

@@ -61,7 +61,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
 
 
 def test_every_mechanism_has_a_plan_here_and_one_plan_has_them_all() -> None:
-    assert {g.mechanism for g in PLANS["all ten"].guides} == set(MECHANISMS)
+    assert {g.mechanism for g in PLANS["all mechanisms"].guides} == set(MECHANISMS)
     assert {name.split(",")[0] for name in PLANS} >= set(MECHANISMS)
 
 
@@ -275,7 +275,7 @@ def test_checkpointing_changes_no_recorded_attention(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable", "ignore:None of the inputs")
 @pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
-@pytest.mark.parametrize("name", ["attention_loss", "logit_loss", "adversary", "adversary, per head", "all ten"])
+@pytest.mark.parametrize("name", ["attention_loss", "logit_loss", "adversary", "adversary, per head", "all mechanisms"])
 def test_losses_without_gradients_under_reentrant_checkpointing_are_refused(family: str, name: str) -> None:
     with pytest.raises(GuidanceHadNoEffect, match=r"guide \d+.* has no gradient") as raised:
         _checkpointed(family, name, True)

@@ -40,7 +40,7 @@ LOSS = Plan((guide("attention_loss", "next", 0),))
 KINDS = {
     "window": WINDOW,
     "loss": LOSS,
-    **{name: PLANS[name] for name in ("gate", "gate, query", "bias, learn", "adversary", "pal", "all ten")},
+    **{name: PLANS[name] for name in ("gate", "gate, query", "bias, learn", "adversary", "pal", "all mechanisms")},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -430,7 +430,8 @@ def test_the_loss_reaches_output_attentions_as_it_does_in_eager_attention(family
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PLANS if "gate" not in name and name not in ("mix, heads", "mix, everywhere", "all ten")]
+    "name",
+    [name for name in PLANS if "gate" not in name and name not in ("mix, heads", "mix, everywhere", "all mechanisms")],
 )
 def test_the_loss_reaches_the_probabilities_of_guided_heads(name: str) -> None:
     """The output of a head is its probabilities times its values, so that their gradient is that of the output times the values."""

@@ -25,11 +25,11 @@ class Gate(Mechanism):
 
     Attributes:
         input: what the factor depends on: nothing (``none``), or the hidden state of the token that asks (``query``).
-        per: with ``query``: one factor for each ``head``, or one for each ``channel`` of its output.
+        elementwise: with ``query``: one factor for each channel of the output, instead of one for each head.
     """
 
     input: Literal["none", "query"] = "none"
-    per: Literal["head", "channel"] = "head"
+    elementwise: bool = False
 
     summary = "multiplies heads by a learned factor between 0 and 2"
     source = "Wang et al. 2020, section 3; Qiu et al. 2025"
@@ -38,8 +38,8 @@ class Gate(Mechanism):
     decays = False
 
     def __post_init__(self) -> None:
-        if self.per == "channel" and self.input == "none":
-            raise PlanError('per = "channel" belongs to gates that read the query', hint='input = "query"')
+        if self.elementwise and self.input == "none":
+            raise PlanError("elementwise = true belongs to gates that read the query", hint='input = "query"')
 
     @property
     def needs_layer_input(self) -> bool:  # type: ignore[override]
@@ -49,12 +49,15 @@ class Gate(Mechanism):
     def explanation(self) -> str:
         if self.input == "none":
             return ""
-        return f"a factor for each token and {self.per}: 2 sigmoid(W x + b) of the token's hidden state x, W = b = 0 at first"
+        unit = "channel" if self.elementwise else "head"
+        return (
+            f"a factor for each token and {unit}: 2 sigmoid(W x + b) of the token's hidden state x, W = b = 0 at first"
+        )
 
     def site_module(self, num_heads: int, width: int, head_width: int) -> nn.Module:
         if self.input == "none":
             return GateWeights(num_heads)
-        return QueryGateWeights(num_heads, head_width if self.per == "channel" else 1, width)
+        return QueryGateWeights(num_heads, head_width if self.elementwise else 1, width)
 
     def edit_output(self, output_BQhD: Tensor, inputs: HeadInputs) -> Tensor:
         assert inputs.parameters is not None

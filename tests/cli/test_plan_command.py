@@ -117,13 +117,13 @@ def test_show_has_one_row_per_guide_with_its_settings(guide, files):
 
 def test_show_explains_rows_whose_options_make_something_else_of_their_mechanism(guide):
     Path("learned.toml").write_text(
-        '[[guide]]\nmechanism = "gate"\ninput = "query"\nper = "channel"\n'
+        '[[guide]]\nmechanism = "gate"\ninput = "query"\nelementwise = true\n'
         '[[guide]]\npattern = "first"\nmechanism = "bias"\n'
         '[[guide]]\npattern = "next"\nmechanism = "bias"\nlearn = true\n'
         '[[guide]]\npattern = "self"\nmechanism = "attention_loss"\ndistance = "kl"\nmass = true\naway = true\n'
     )
     answer = guide("plan", "show", "learned.toml")
-    assert 'input = "query", per = "channel"' in answer.out
+    assert 'input = "query", elementwise = true' in answer.out
     assert answer.out.splitlines()[5:] == [
         "guide 1: a factor for each token and channel: 2 sigmoid(W x + b) of the token's hidden state x, W = b = 0 at first",
         "guide 3: each head learns how strong its bias is: the logarithms of inside and outside times a number, 1 at first",

@@ -258,7 +258,7 @@ class _Query:
             at, weight = row.heads.index(self.head), self.learned(number, "weight")
             if row.options.get("input") != "query":
                 return 2 / (1 + torch.exp(-weight[at]))
-            size = channels if row.options.get("per") == "channel" else 1
+            size = channels if row.options.get("elementwise") else 1
             each = [weight[c] @ self.state + self.learned(number, "bias")[c] for c in range(at * size, (at + 1) * size)]
             return 2 / (1 + torch.exp(-torch.stack(each)))
         return 1.0

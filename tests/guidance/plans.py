@@ -68,7 +68,7 @@ PLANS: Mapping[str, Plan] = {
     "gate": Plan((guide("gate", "", 0, 2), guide("mask", "window", 0))),
     "gate, query": Plan(
         (
-            guide("gate", "", 0, 2, input="query", per="channel"),
+            guide("gate", "", 0, 2, input="query", elementwise=True),
             guide("gate", "", 1, input="query", schedule="linear"),
             guide("mask", "window", 0),
         )

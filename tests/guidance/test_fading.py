@@ -171,7 +171,7 @@ def test_steps_that_are_no_numbers_of_steps_are_refused(given: Any) -> None:
     "row",
     [
         Guide("", "gate", heads=(0, 2), schedule="linear"),
-        Guide("", "gate", heads=(0, 2), schedule="linear", input="query", per="channel"),
+        Guide("", "gate", heads=(0, 2), schedule="linear", input="query", elementwise=True),
         Guide("first", "bias", heads=(0, 2), schedule="linear", learn=True),
     ],
     ids=["gate", "query", "bias"],

@@ -521,7 +521,7 @@ DECODER_PLANS: dict[str, tuple[Guide, ...]] = {
     "bias, learn": (guide("bias", "first", 1, stack="decoder", learn=True),),
     "gate": (guide("gate", stack="decoder"),),
     "gate, query": (
-        guide("gate", "", 0, 1, stack="decoder", input="query", per="channel"),
+        guide("gate", "", 0, 1, stack="decoder", input="query", elementwise=True),
         guide("gate", "", 2, stack="decoder", attention="cross", input="query"),
     ),
     "adversary": (guide("adversary", stack="decoder"),),

@@ -234,7 +234,7 @@ CASES: dict[str, list[Row]] = {
         Row("gate", (3,), layers=(0,)),
     ],
     "gates that read the query": [
-        Row("gate", (0, 2), options={"input": "query", "per": "channel"}),
+        Row("gate", (0, 2), options={"input": "query", "elementwise": True}),
         Row("mask", (0,), "window"),
         Row("gate", (1,), options={"input": "query"}),
         Row("gate", (3,), layers=(1,)),
@@ -271,7 +271,7 @@ FOR_CROSS: dict[str, list[Row]] = {
     ],
     "disabled heads and gates": [Row("off", (0, 3), layers=(1,)), Row("gate", (1, 2))],
     "gates that read the query": [
-        Row("gate", (1, 2), layers=(1,), options={"input": "query", "per": "channel"}),
+        Row("gate", (1, 2), layers=(1,), options={"input": "query", "elementwise": True}),
         Row("gate", (3,), options={"input": "query"}),
     ],
     "biases that are learned": [
@@ -582,7 +582,7 @@ def test_every_mechanism_respects_a_sliding_window() -> None:
     [
         (Guide(mechanism="gate"),),
         (
-            Guide(mechanism="gate", heads=(0, 3), input="query", per="channel"),
+            Guide(mechanism="gate", heads=(0, 3), input="query", elementwise=True),
             Guide(mechanism="gate", heads=1, input="query"),
         ),
     ],
@@ -623,7 +623,7 @@ def test_gates_that_read_the_query_by_hand() -> None:
 
 def test_gates_of_channels_read_the_query() -> None:
     with pytest.raises(PlanError, match="belongs to gates that read the query") as raised:
-        Guide(mechanism="gate", per="channel")
+        Guide(mechanism="gate", elementwise=True)
     assert raised.value.hint == 'input = "query"'
 
 
@@ -632,7 +632,7 @@ def test_gates_of_channels_are_as_wide_as_a_head(family: str) -> None:
     wider = {"d_kv": 6} if family in ("t5", "mt5") else {}
     model = tiny_model(family, **wider)
     rows = [
-        Guide(mechanism="gate", stack=stack, attention=attention, heads=(0, 2), input="query", per="channel")
+        Guide(mechanism="gate", stack=stack, attention=attention, heads=(0, 2), input="query", elementwise=True)
         for stack, attention in (ENCODER, DECODER, CROSS)
     ]
     handle = install(model, Plan(tuple(rows)))

@@ -536,7 +536,7 @@ CROSS = {
     "fix": Plan((guide("fix", "first", 1, stack="decoder", attention="cross"),)),
     "bias": Plan((guide("bias", "first", 1, stack="decoder", attention="cross", inside=5.0),)),
     "gate": Plan((guide("gate", "", 1, stack="decoder", attention="cross"),)),
-    "gate, query": Plan((guide("gate", "", 1, stack="decoder", attention="cross", input="query", per="channel"),)),
+    "gate, query": Plan((guide("gate", "", 1, stack="decoder", attention="cross", input="query", elementwise=True),)),
     "gate, query, decoder": Plan((guide("gate", "", 1, stack="decoder", input="query"),)),
     "off": Plan((guide("off", "", 0, 1, stack="decoder", attention="cross"),)),
     "off, decoder": Plan((guide("off", "", 0, 1, stack="decoder"),)),

@@ -25,7 +25,7 @@ PLANS = {
     "gaussian": '[[guide]]\nmechanism = "gaussian"\nheads = [0]',
     "off": '[[guide]]\nmechanism = "off"\nheads = [1]\nlayers = [0]',
     "gate": '[[guide]]\nmechanism = "gate"',
-    "learned": '[[guide]]\nmechanism = "gate"\ninput = "query"\nper = "channel"\n\n'
+    "learned": '[[guide]]\nmechanism = "gate"\ninput = "query"\nelementwise = true\n\n'
     '[[guide]]\npattern = "next"\nmechanism = "bias"\nlearn = true',
     "pal": '[pal]\nwidth = 8\nheads = 2\n\n[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = ["pal:0"]',
     "adversary": '[[guide]]\nmechanism = "adversary"\ntau = 0.1',

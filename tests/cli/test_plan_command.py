@@ -298,7 +298,7 @@ def test_a_decoder_only_model_is_refused(guide):
     GPT2Config(n_layer=1, n_head=2, n_embd=8).save_pretrained("gpt")
     answer = guide("plan", "check", "preset:ag", "--model", "gpt")
     assert answer.code == 2
-    assert "no attention module that can be guided" in answer.err and "supported: BERT" in answer.err
+    assert "no attention module that can be guided" in answer.err and "supported: " in answer.err
 
 
 @pytest.mark.parametrize(

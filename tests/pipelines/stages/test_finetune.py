@@ -254,7 +254,7 @@ def test_an_evaluation_of_a_folder_is_called_by_the_name_of_the_folder(
     shutil.copytree(model.path, tmp_path / "my-bert")
     (tmp_path / "my-bert" / "artifact.json").unlink()
     made = [
-        evaluate.run(each, data.reference, evaluate.Config(), store=store).artifact
+        evaluate.run(each, data.reference, evaluate.Config(limit=7), store=store).artifact
         for each in (str(tmp_path / "my-bert"), model.reference)
     ]
     references = [each.reference for each in made]

@@ -382,7 +382,9 @@ def test_a_missing_corpus_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     made = Made(store, "\n".join(SENTENCES))
     made.text.path.rename(tmp_path / "gone")
-    with pytest.raises(ArtifactMissing, match=f"the corpus of {made.data.reference}, {made.text.reference}"):
+    with pytest.raises(
+        ArtifactMissing, match=f"{made.data.reference} was made from {made.text.reference}, which is not in"
+    ):
         masks.run(made.data.reference, masks.Config(), store=store, force=True)
 
 

@@ -127,4 +127,4 @@ def test_time_is_linear_on_hostile_text() -> None:
             split_sentences('. "' + piece * (50_000 // len(piece)) + end)
         times.append(time.perf_counter() - started)
     # in quadratic time a text takes over a hundred times as long as the others
-    assert max(times) < 1 + 20 * sorted(times)[len(times) // 2]
+    assert max(times) < 2 + 40 * sorted(times)[len(times) // 2]

@@ -104,14 +104,16 @@ def separator(tokens: Tokens, *, marks: str = ",;.?!") -> Predicate:
     return Columns(tokens.column("delimiter") | mark_BT, tokens.valid_BT)
 
 
-def matching_token(tokens: Tokens, *, include_self: bool = True, unique: Literal["all", "self"] = "all") -> Predicate:
+def matching_token(
+    tokens: Tokens, *, include_self: bool = True, unique: Literal["all", "self", "none"] = "all"
+) -> Predicate:
     """Each token looks at the tokens that equal it; one that occurs once looks everywhere.
 
     Tokens are compared by the ids that the model sees, so a masked token matches the other masked ones.
 
     Args:
         include_self: a repeated token looks at itself too (paper E, equation 4; its code for summaries: no).
-        unique: where a token looks that occurs once: at all valid tokens, or at itself (its code for segmentation).
+        unique: where a token looks that occurs once: at all valid tokens, at itself (its code for segmentation), or at none.
     """
     ids_BT, valid_BT = tokens.ids_BT, tokens.valid_BT
     once_BT = ((ids_BT[:, :, None] == ids_BT[:, None, :]) & valid_BT[:, None, :]).sum(-1) == 1
@@ -119,7 +121,8 @@ def matching_token(tokens: Tokens, *, include_self: bool = True, unique: Literal
     def equal(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         same, alone = ids_BT[b, q] == ids_BT[b, k], once_BT[b, q]
         repeated = same if include_self else same & (q != k)
-        return (repeated & ~alone) | (alone if unique == "all" else alone & (q == k))
+        elsewhere = {"all": alone, "self": alone & (q == k), "none": torch.zeros_like(alone)}
+        return (repeated & ~alone) | elsewhere[unique]
 
     return Rule(equal, valid_BT)
 
@@ -177,9 +180,11 @@ def _word_window(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unique_match(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    # a token that sees itself in any case need not know whether it comes again
-    sees_itself = options.get("unique") == "self" and options.get("include_self", True)
-    return {"looks_ahead": not sees_itself}
+    # a token whose row without matches is what it sees anyway need not know whether it comes again; with "none" and
+    # include_self it must, since it sees itself only if it does
+    sees_itself = options.get("include_self", True)
+    unique = options.get("unique", "all")
+    return {"looks_ahead": (unique, sees_itself) not in (("self", True), ("none", False))}
 
 
 def _square(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Combinations: patterns joined with ``and``, ``or``, ``not``, ``queries`` and weighted sums, as a plan writes them.
+"""Combinations: patterns joined with ``and``, ``or``, ``not``, ``queries``, ``shuffled`` and weighted sums.
 
 A condition on queries is a combination too.  For example, delimiters that see everything, and nouns that see nouns:
 
@@ -63,6 +63,29 @@ def these_queries(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
     return Rule(lambda b, q, k: keys_BT[b, q], predicate.valid_BT)
 
 
+def shuffled_keys(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
+    """The keys of the part, exchanged for other valid tokens of the example: a sham of it.
+
+    The order depends on the number of valid tokens alone, so that it is the same in every layer and epoch, whichever tokens
+    are masked.
+    """
+    predicate, valid_BT = parts[0].on(tokens), tokens.valid_BT
+    rank_BT = valid_BT.long().cumsum(-1)
+    digest_BT = rank_BT * (tokens.lengths_B[:, None] + 7) * 48271 % _PRIME
+    digest_BT = (digest_BT * digest_BT % _PRIME).masked_fill(~valid_BT, _PRIME)
+    order_BT = digest_BT.argsort(dim=-1, stable=True)
+    instead_BT = order_BT.gather(-1, (rank_BT - 1).clamp(min=0))
+    if isinstance(predicate, Columns):
+        return Columns((predicate.keys_BK & valid_BT).gather(-1, instead_BT), valid_BT)
+    if parts[0].weighted:
+        dense_BQK = predicate.dense()
+        return Weights(dense_BQK.gather(-1, instead_BT[:, None].expand_as(dense_BQK)), valid_BT)
+    return Rule(lambda b, q, k: predicate.value_at(b, q, instead_BT[b, k]), valid_BT)
+
+
+_PRIME = 2**31 - 1
+
+
 def weighted_sum(tokens: Tokens, parts: Sequence[Pattern], weights: Sequence[float]) -> Predicate:
     """Each token's weights are the weighted sum of the parts' weights."""
     terms = [weight * part.on(tokens).dense() for part, weight in zip(parts, weights, strict=True)]
@@ -74,8 +97,8 @@ def read_pattern(spec: str | Mapping[str, Any], options: Mapping[str, Any] = {})
 
     Args:
         spec: a name; a name with options, ``{"name": "window", "size": 5}``; or a combination, ``{"or": [...]}``,
-            ``{"and": [...]}``, ``{"not": ...}``, ``{"queries": ...}`` or ``{"sum": [...]}``, whose parts are descriptions
-            again.  A part of a sum may have a ``weight``.  ``{"where": "distance == 1"}`` is a condition.
+            ``{"and": [...]}``, ``{"not": ...}``, ``{"queries": ...}``, ``{"shuffled": ...}`` or ``{"sum": [...]}``, whose
+            parts are descriptions again.  A part of a sum may have a ``weight``.  ``{"where": "distance == 1"}`` is a condition.
         options: further ones, if ``spec`` is a name.
 
     Raises:
@@ -175,6 +198,12 @@ def _queries(item: Any) -> Pattern:
     return _combined(f"queries {_in_brackets(parts[0])}", these_queries, parts, positional=False, same_keys=False)
 
 
+def _shuffled(item: Any) -> Pattern:
+    parts = [read_pattern(item)]
+    changes = {"positional": False, "looks_ahead": True, "weighted": parts[0].weighted}
+    return _combined(f"shuffled {_in_brackets(parts[0])}", shuffled_keys, parts, **changes)
+
+
 def _summed(items: Any) -> Pattern:
     parts, weights = [], []
     for item in _items("sum", items):
@@ -197,6 +226,7 @@ _COMBINATIONS: Mapping[str, Callable[[Any], Pattern]] = {
     "and": partial(_logical, "and", both),
     "not": _negated,
     "queries": _queries,
+    "shuffled": _shuffled,
     "sum": _summed,
     "where": where,
 }

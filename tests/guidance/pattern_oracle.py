@@ -84,6 +84,11 @@ def keys(spec: Any, example: Example, query: int) -> dict[int, float]:
         return dict.fromkeys(set(example.positions) - set(keys(spec["not"], example, query)), 1.0)
     if "queries" in spec:
         return dict.fromkeys(example.positions if query in keys(spec["queries"], example, query) else [], 1.0)
+    if "shuffled" in spec:
+        named, places, n = keys(spec["shuffled"], example, query), example.positions, len(example.positions)
+        digests = [((rank + 1) * (n + 7) * 48271 % (2**31 - 1)) ** 2 % (2**31 - 1) for rank in range(n)]
+        order = [places[rank] for rank in sorted(range(n), key=digests.__getitem__)]
+        return {place: named[instead] for place, instead in zip(places, order, strict=True) if instead in named}
     if "sum" in spec:
         total: dict[int, float] = {}
         for part in spec["sum"]:
@@ -124,7 +129,7 @@ def _named(name: str, options: Mapping[str, Any], example: Example, query: int) 
     if name == "matching_token":
         same = {k for k in positions if example.ids[k] == example.ids[query]}
         if len(same) == 1:
-            return set(positions) if options.get("unique", "all") == "all" else {query}
+            return {"all": set(positions), "self": {query}, "none": set()}[options.get("unique", "all")]
         return same if options.get("include_self", True) else same - {query}
     if name == "same_segment":
         if options.get("free_first") and query == positions[0]:
@@ -321,6 +326,7 @@ SPECS: tuple[Any, ...] = (
     {"name": "matching_token", "include_self": False},
     {"name": "matching_token", "unique": "self"},
     {"name": "matching_token", "include_self": False, "unique": "self"},
+    {"name": "matching_token", "include_self": False, "unique": "none"},
     {"name": "same_segment", "free_first": True},
     {"name": "rare", "fraction": 0.29, "least": 1},
     {"name": "rare", "fraction": 1.0},
@@ -348,6 +354,10 @@ SPECS: tuple[Any, ...] = (
     {"queries": "delimiter"},
     {"or": ["same_segment", {"queries": "delimiter"}]},
     {"and": ["noun", {"queries": {"or": ["noun", "first"]}}]},
+    {"shuffled": {"name": "matching_token", "include_self": False}},
+    {"shuffled": "same_segment"},
+    {"shuffled": "rare"},
+    {"shuffled": "conflict"},
     {"sum": ["next", {"name": "first", "weight": 0.5}]},
     {"sum": ["conflict", {"or": ["self", "rare"], "weight": 2}, {"sum": ["next", "marked"], "weight": 0.25}]},
 )

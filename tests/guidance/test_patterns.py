@@ -277,6 +277,24 @@ def test_a_key_column_with_holes_counts_only_valid_keys() -> None:
     assert predicate.counts().tolist() == [[1, 0, 1]]
 
 
+def test_shuffled_keys_stay_where_they_are_when_tokens_are_masked() -> None:
+    ids = torch.tensor([[2, 3, 4, 5, 6, 7]])
+    masked = ids.masked_fill(torch.tensor([[False, True, False, False, True, False]]), 12)
+    segments = {"segment": torch.tensor([[0, 0, 0, 1, 1, 1]])}
+    valid = torch.ones(1, 6, dtype=torch.bool)
+    seen, unseen = (build({"shuffled": "same_segment"}, Tokens(x, valid, segments)).dense() for x in (ids, masked))
+    assert torch.equal(seen, unseen)
+    assert not torch.equal(seen, build("same_segment", Tokens(ids, valid, segments)).dense())
+    assert seen.sum(-1).tolist() == [[3] * 6]
+
+
+def test_a_token_that_occurs_once_matches_nothing_where_asked() -> None:
+    ids = torch.tensor([[5, 6, 5, 7]])
+    spec = {"name": "matching_token", "include_self": False, "unique": "none"}
+    rows = build(spec, Tokens(ids, torch.ones(1, 4, dtype=torch.bool))).dense()[0].int().tolist()
+    assert rows == [[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
 # the table
 
 
@@ -558,7 +576,7 @@ def test_options_can_stand_inside_a_description_or_beside_it() -> None:
         ("rare", {"fraction": 1.5}, "fraction = 1.5", ""),
         ("rare", {"least": 0}, "least = 0", ""),
         ("conflict", {"constant": float("nan")}, "constant = nan", ""),
-        ("matching_token", {"unique": "none"}, "unique = 'none'", "self"),
+        ("matching_token", {"unique": "some"}, "unique = 'some'", "self"),
         ("separator", {"marks": [";"]}, "marks = ", ""),
         ({"sum": [{"name": "next", "weight": -1}]}, {}, "weight = -1", ""),
         ({"sum": [{"name": "next", "weight": float("nan")}]}, {}, "weight = nan", ""),

@@ -15,6 +15,7 @@ and update in turn.  What is compared with is ``plain``, the same step without a
     pal        the same patterns in extra heads beside the layer's own
     asa        all heads attacked in a second pass, which predicts 15 % of the tokens, with divergence and penalty
     fix        all heads fixed: what attention that is written down costs
+    mix        the stream mixed with the next and the previous token in all layers; ``mix-values``: the values
     gaussian   the heads of the preset hard-coded
     random     all heads attacked by random masks in a second pass
     explicit   as whole, with `output_attentions` and the loss of ag written out, as one would by hand
@@ -59,6 +60,11 @@ from guidance.objectives.selection import logits_at, places_of
 
 VOCABULARY, SENTENCE = 4000, 16
 FIX = Plan((Guide("next", "fix", heads=("first 4",)), Guide("previous", "fix", heads=("last 4",))))
+MIX, MIX_VALUES = (
+    Plan(tuple(Guide(pattern, "mix", options={"of": (of,)}) for pattern in ("next", "previous")))
+    for of in ("stream", "value")
+)
+OWN = {"fix": FIX, "mix": MIX, "mix-values": MIX_VALUES}
 Clock = Callable[[str], None]
 
 
@@ -246,7 +252,7 @@ def plan_of(kind: str) -> Plan | None:
     }
     if kind == "kl":
         return Plan(tuple(replace(guide, options={"distance": "kl"}) for guide in Plan.load("preset:ag").guides))
-    return Plan.load(f"preset:{presets[kind]}") if kind in presets else FIX if kind == "fix" else None
+    return Plan.load(f"preset:{presets[kind]}") if kind in presets else OWN.get(kind)
 
 
 def by_hand(attentions: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -264,7 +270,7 @@ def by_hand(attentions: tuple[torch.Tensor, ...]) -> torch.Tensor:
 BASELINES = {"mcmisp": "electra"}
 KINDS = (
     *("whole", "ag", "kl", "roles", "unparsed", "neighbours", "patterns", "pal"),
-    *("asa", "fix", "gaussian", "random", "explicit", "mcmisp"),
+    *("asa", "fix", "mix", "mix-values", "gaussian", "random", "explicit", "mcmisp"),
 )
 
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from guidance.sites import Site
     from pipelines.views.plans import Reach, Shape
 
-Reference = Annotated[str, Argument(metavar="REF", help="preset:NAME or a TOML file.", autocompletion=completion.plans)]
+Reference = Annotated[
+    str,
+    Argument(metavar="REF", help="preset:NAME, a TOML file, or a model with a plan.", autocompletion=completion.plans),
+]
 Model = Annotated[
     str | None,
     Option(
@@ -40,7 +43,12 @@ Scores = Annotated[
 
 @command(
     "plan show",
-    examples=["guide plan show", "guide plan show preset:ag", "guide plan show preset:ag --model roberta:12x12"],
+    examples=[
+        "guide plan show",
+        "guide plan show preset:ag",
+        "guide plan show preset:ag --model roberta:12x12",
+        "guide plan show my-model   # the plan that it carries",
+    ],
 )
 def show_plan(
     session: Session,
@@ -48,7 +56,7 @@ def show_plan(
         str | None,
         Argument(
             metavar="[REF]",
-            help="preset:NAME or a TOML file; by default all presets are listed.",
+            help="preset:NAME, a TOML file, or a model with a plan; by default all presets are listed.",
             autocompletion=completion.plans,
         ),
     ] = None,
@@ -59,6 +67,12 @@ def show_plan(
     from pipelines.views import plans
 
     if reference is None:
+        if model is not None or scores is not None:
+            raise InputError(
+                "--model and --scores say on which heads a plan acts, and no plan is given",
+                hint=f"guide plan show preset:ag --model {model or 'MODEL'}; `guide plan show {model or 'MODEL'}` shows the plan "
+                "that it carries",
+            )
         summaries = {f"preset:{name}": summary for name, summary in plans.preset_summaries().items()}
         facts = [{"name": name, "summary": summary} for name, summary in summaries.items()]
         session.answer({"presets": facts}, table(("PRESET", "SUMMARY"), list(summaries.items())))
@@ -69,6 +83,10 @@ def show_plan(
         row | ({"reach": _as_json(reach[number])} if shape else {}) | {"explanation": guide.bound_mechanism.explanation}
         for number, (row, guide) in enumerate(zip(rows, plan.guides, strict=True))
     ]
+    if not plan.guides and plan.pal is None:
+        session.tell(f"{reference} carries no plan: none of its heads is guided")
+        session.answer({"plan": reference, "guides": [], "pal": None, "model": model}, ())
+        return
     pal = dataclasses.asdict(plan.pal) if plan.pal else None
     session.answer(
         {"plan": reference, "guides": guides, "pal": pal, "model": model}, _shown(plan, shape, reach, rows, model)
@@ -140,15 +158,19 @@ def check_plan(session: Session, reference: Reference, model: Model = None, scor
 )
 def diff_plans(
     session: Session,
-    first: Annotated[str, Argument(metavar="A", help="preset:NAME or a TOML file.", autocompletion=completion.plans)],
-    second: Annotated[str, Argument(metavar="B", help="Another plan.", autocompletion=completion.plans)],
+    first: Annotated[
+        str,
+        Argument(
+            metavar="A", help="preset:NAME, a TOML file, or a model with a plan.", autocompletion=completion.plans
+        ),
+    ],
+    second: Annotated[str, Argument(metavar="B", help="Another plan, likewise.", autocompletion=completion.plans)],
     fail: Annotated[bool, Option("--fail-if-different", help="Exit with code 5 if they differ.")] = False,
 ) -> None:
     """Show the differences between two plans, row by row; formatting does not matter."""
-    from guidance.plan import Plan
     from pipelines.views import plans
 
-    changes = plans.differences(Plan.load(first), Plan.load(second))
+    changes = plans.differences(*(plans.plan_of(reference, session.store) for reference in (first, second)))
     session.answer(
         {"first": first, "second": second, "equal": not changes, "differences": changes},
         (line for change in changes for line in _difference(change)),
@@ -194,11 +216,10 @@ def new_plan(
 
 def _read(session: Session, reference: str, model: str | None, scores: Path | None) -> tuple[Plan, Shape | None, Reach]:
     """A plan, and with a model also its shape and the heads that each guide selects."""
-    from guidance.plan import Plan
     from pipelines.statistics.head_scores import read_scores
     from pipelines.views import plans
 
-    plan = Plan.load(reference)
+    plan = plans.plan_of(reference, session.store)
     if model is None:
         if scores is not None:
             raise InputError("--scores needs a model", hint="give --model too")

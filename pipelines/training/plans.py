@@ -50,6 +50,8 @@ def load_plan(config: Any, objective: type[Objective], store: Store) -> Plan:
             )
     else:
         plan = Plan.joined([_load(name, own, config) for name in names if name != NONE])
+        if MODEL in names:
+            log.info("plan: %s of %s, which --plan model takes over", _listed(own), config.init)
         _tell_of_loss(own.without_rows_of(plan), config)
     try:
         objective.check_plan(plan, config, name_of(config))

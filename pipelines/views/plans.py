@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,24 @@ def preset_summaries() -> dict[str, str]:
 
 
 # a plan and a model
+
+
+def plan_of(reference: str, store: Store) -> Plan:
+    """The plan that is a preset or a TOML file, or that a model carries; one without guides if the model carries none.
+
+    Raises:
+        PlanError: there is none of these, or the plan cannot be read.
+    """
+    from guidance.checkpoint import CONFIG_FILE, find_plan
+    from guidance.plan import Plan
+
+    if not reference.startswith("preset:") and not Path(reference).is_file():
+        folder = Path(reference)
+        with suppress(ArtifactMissing), store.load(reference, kind="model", verify=False) as artifact:
+            folder = artifact.path
+        if (folder / CONFIG_FILE).is_file():
+            return find_plan(folder) or Plan()
+    return Plan.load(reference)
 
 
 @dataclass(frozen=True)

@@ -115,8 +115,11 @@ def test_an_attack_is_added_to_the_plan_of_the_model_in_either_order(
     store: Store, data: Artifact, fixed: Artifact, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     attack = write(tmp_path, ATTACK)
+    caplog.set_level("INFO")
     for plan in (["model", attack], [attack, "model"]):
+        caplog.clear()
         made = finetunings.train(store, data, init=fixed.reference, plan=plan, **STILL).artifact
+        assert f"plan: fix next, gate of {fixed.reference}, which --plan model takes over" in caplog.text
         assert sorted(plan_of(made)) == ["adversary", "fix", "gate"]
         assert all(torch.equal(one, two) for one, two in zip(gates(fixed), gates(made), strict=True))
     assert "leaves out" not in caplog.text
@@ -200,3 +203,23 @@ def test_a_damaged_configuration_is_no_fault_of_the_plan(store: Store, data: Art
     with pytest.raises(InputError) as raised:
         finetunings.train(store, data, steps=1, init=str(folder))
     assert "--plan none" not in str(raised.value.hint)
+
+
+def test_the_plan_that_a_model_carries_is_shown(
+    store: Store, fixed: Artifact, data: Artifact, guide: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(fixed.path, tmp_path / "copy")
+    store.add_name("fixed", fixed)
+    here = ("--store", store.root)
+    shown = json.loads(guide("plan", "show", fixed.path / "plan.toml", "--json").out)["guides"]
+    assert [row["mechanism"] for row in shown] == ["attention_loss", "fix", "gate"]
+    for model in ("fixed", fixed.reference, fixed.path, tmp_path / "copy"):
+        assert json.loads(guide("plan", "show", model, "--json", *here).out)["guides"] == shown
+    assert guide("plan", "check", "fixed", "--model", "fixed", *here).out.startswith("ok: 3 guides")
+    assert guide("plan", "diff", "fixed", fixed.path / "plan.toml", "--fail-if-different", *here).code == 0
+    plain = finetunings.train(store, data, **STILL).reference
+    answer = guide("plan", "show", plain, *here)
+    assert answer.code == 0 and answer.err.strip() == f"{plain} carries no plan: none of its heads is guided"
+    assert guide("plan", "show", "nothing", *here).code == 2
+    answer = guide("plan", "show", "--model", "fixed", *here)
+    assert answer.code == 2 and "`guide plan show fixed` shows the plan that it carries" in answer.err

@@ -12,6 +12,9 @@ phases follow each other, and later ones use what earlier ones chose:
     longest   none and the winner, 3,000 steps
     roberta   none, the plan of paper A and the winner on a RoBERTa-shaped model, 600 steps
     oromo     none and the winner on news in Oromo, 600 steps
+    plain     plain runs over rates and falling rates, then warm-up, then weight decay, 1,200 steps; seed 100
+    where     the neighbours mixed into each of six places, in all layers or some, at the best plain settings; seed 0
+    wide      the same in the best place, with one to three tokens on each side, 1,200 steps; seed 0
 
 The seeds of ``long``, ``roberta`` and ``oromo`` are 1, 2 and 3; nothing was chosen on them.  What is best has the lowest
 validation loss.  Runs whose figures are in the JSON are not repeated, and interrupted ones are continued;
@@ -283,6 +286,63 @@ def in_oromo(results: Results) -> Iterator[list[Run]]:
     yield [Run("oromo", name, seed, 600, plans[name], best, "oromo") for seed in FRESH_SEEDS for name in plans]
 
 
+def tunings(results: Results) -> Iterator[dict[str, dict[str, Any]]]:
+    """The settings of plain runs, by label, in groups; each group starts from the best of those before it."""
+    known: dict[str, dict[str, Any]] = {}
+    for choices in TUNED:
+        best = known[results.best("plain", list(known))] if known else {"beta2": 0.98}
+        group = {f"plain, {_named(choice)}": {**best, **choice} for choice in choices}
+        yield group
+        known |= group
+
+
+def _named(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+
+
+TUNED: Sequence[Sequence[Mapping[str, Any]]] = (
+    [{"learning_rate": r, "schedule": s} for r in (5e-4, 1e-3, 2e-3) for s in ("constant", "linear")],
+    [{"warmup_steps": steps} for steps in (200, 400)],
+    [{"weight_decay": decay} for decay in (0.0, 0.1)],
+)
+
+
+def tune_plain(results: Results) -> Iterator[list[Run]]:
+    for group in tunings(results):
+        yield [Run("plain", label, SEARCH_SEED, 1200, None, settings) for label, settings in group.items()]
+
+
+def best_plain(results: Results) -> dict[str, Any]:
+    """The settings with which plain training is best after 1,200 steps; all later arms have them."""
+    known = {label: settings for group in tunings(results) for label, settings in group.items()}
+    return known[results.best("plain", list(known))]
+
+
+def mixes(of: str, reach: int = 1, layers: Sequence[str] = ("all",)) -> Plan:
+    """The neighbours up to some distance, mixed into one place."""
+    distances = [sign * step for step in range(1, reach + 1) for sign in (-1, 1)]
+    patterns: Sequence[Any] = ["previous", "next", *({"where": f"distance == {d}"} for d in distances[2:])]
+    return Plan(tuple(Guide(pattern, "mix", layers=layers, options={"of": (of,)}) for pattern in patterns))
+
+
+PLACES = ("stream", "input", "query", "key", "value", "output")
+PLACED = {
+    f"mix of the {of}, {layers} layers": (of, (layers,)) for layers in ("all", "first 2", "first 4") for of in PLACES
+}
+
+
+def where_to_mix(results: Results) -> Iterator[list[Run]]:
+    best = best_plain(results)
+    plans = {"none": None, **{label: mixes(of, 1, layers) for label, (of, layers) in PLACED.items()}}
+    yield [Run("where", label, CHOOSING_SEED, 1200, plan, best) for label, plan in plans.items()]
+
+
+def how_wide(results: Results) -> Iterator[list[Run]]:
+    of, layers = PLACED[results.best("where", list(PLACED))]
+    plans = {f"mix, {reach} on each side": mixes(of, reach, layers) for reach in (1, 2, 3)}
+    yield [Run("wide", label, CHOOSING_SEED, 1200, plan, best_plain(results)) for label, plan in plans.items()]
+
+
 PHASES: Mapping[str, Callable[[Results], Iterator[list[Run]]]] = {
     "search": search,
     "arms": arms,
@@ -290,6 +350,9 @@ PHASES: Mapping[str, Callable[[Results], Iterator[list[Run]]]] = {
     "longest": longest,
     "roberta": roberta,
     "oromo": in_oromo,
+    "plain": tune_plain,
+    "where": where_to_mix,
+    "wide": how_wide,
 }
 
 

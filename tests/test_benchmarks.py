@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, trial
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -164,6 +164,18 @@ for line in sys.stdin:
 for (i, j), count in sorted(counts.items()):
     sys.stdout.buffer.write(struct.pack("iid", i, j, count))
 """
+
+
+def test_later_phases_of_the_trial_follow_what_earlier_ones_chose() -> None:
+    results = trial.Results([])
+    for phase in ("plain", "where", "wide"):
+        for group in trial.PHASES[phase](results):
+            for place, run in enumerate(group):
+                loss = 2.0 if "key, first 4" in run.label else 3.0 + place
+                results.rows = [*results.rows, {"phase": phase, "label": run.label, "valid": [[run.steps, loss]]}]
+    assert {run.steps for run in group} == {1200} and [len(run.plan.guides) for run in group if run.plan] == [2, 4, 6]
+    assert all(list(guide.options["of"]) == ["key"] and guide.layers == ("first 4",) for guide in group[2].plan.guides)
+    assert group[0].settings["learning_rate"] == 5e-4 and len({row["label"] for row in results.rows}) == 10 + 19 + 3
 
 
 def test_make_bench_runs_scripts_that_exist() -> None:

@@ -179,6 +179,7 @@ def _prepare(opening: Opening[Config]) -> None:
     if not config.masks:
         missing.check_parser(plan, name_of(config), config.parser)
     if "sequences" not in opening.inputs:
+        _check_length(config, store)
         tokenizer = _tokenizer(opening.config, dataset, store, progress)
         length = missing.longest(config.init, config.max_length, store) if config.init else config.max_length or 128
         made = missing.build_sequences(dataset, tokenizer, length, store, progress)
@@ -188,6 +189,22 @@ def _prepare(opening: Opening[Config]) -> None:
         masks = missing.build_masks(sequences, dataset, plan, name_of(config), config.parser, store, progress)
         opening.change(masks=masks)
     add_inputs(opening, plan)
+
+
+def _check_length(config: Config, store: Store) -> None:
+    """Raises InputError for a ``--max-length`` that the model of ``--init`` cannot read, before sequences of it are made."""
+    if not config.init or not config.max_length or config.extend_positions:
+        return
+    from guidance.checkpoint import CONFIG_FILE, read_config
+    from pipelines.training.model_checks import longest_input
+
+    path = folder_of(model_input(config.init, store)) / CONFIG_FILE
+    most = longest_input(read_config(path.read_bytes(), str(path)))
+    if most is not None and config.max_length > most:
+        raise InputError(
+            f"--max-length {config.max_length}: the model of --init reads at most {most} tokens",
+            hint=f"--max-length {most}, or --extend-positions",
+        )
 
 
 def resolved(config: AnyConfig, task: type[Task]) -> AnyConfig:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.learner import Setup, folder_of
 from pipelines.training.model_checks import OFFSET_POSITIONS, check_model
@@ -132,6 +133,9 @@ def build_model(setup: Setup, objective: type[Objective], plan: Plan, **fields: 
             model = new_model(folder, auto_class, **fields)
         else:
             model = load_model(folder, auto_class, plan, **fields)
+            saved = model.config.architectures or ()
+            if objective.command == "pretrain" and saved and type(model).__name__ not in saved:
+                log.warning("%s is a %s, so the head of the %s is new", folder, saved[0], objective.card.words)
         if getattr(config, "extend_positions", False):
             from pipelines.training.embeddings import extend_positions
 

@@ -457,3 +457,12 @@ def test_a_task_is_chosen_by_the_labels() -> None:
     with pytest.raises(InputError, match="learns from examples"):
         task_for("classification", {"shape": "nothing"}, "x")
     assert finetune.Config(steps=7).epochs is None
+
+
+def test_a_length_that_the_model_cannot_read_is_refused_before_sequences_are_made(
+    store: Store, data: Artifact, model: Artifact
+) -> None:
+    before = set((store.root / "sequences").iterdir())
+    with pytest.raises(InputError, match="--max-length 4000: the model of --init reads at most"):
+        train(store, data, init=model.reference, max_length=4000)
+    assert set((store.root / "sequences").iterdir()) == before

@@ -753,3 +753,20 @@ def test_a_plan_file_without_a_guide_is_refused(store: Store, tmp_path: Path) ->
     (tmp_path / "empty.toml").write_text("")
     with pytest.raises(PlanError, match="the plan has no guides"):
         trainings.train(store, plan=str(tmp_path / "empty.toml"))
+
+
+def test_a_head_that_is_new_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from transformers import AutoModel
+
+    store = Store(tmp_path / "store")
+    data = trainings.sequences(store)
+    folder = tmp_path / "bare"
+    first = trainings.train(store, data, steps=1, architecture="bert").artifact
+    AutoModel.from_pretrained(first.path).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes(first.read(name))
+    trainings.train(store, data, steps=1, init=str(folder))
+    assert "is a BertModel, so the head of the masked language model is new" in caplog.text
+    caplog.clear()
+    trainings.train(store, data, steps=2, init=first.reference)
+    assert "is new" not in caplog.text

@@ -97,11 +97,13 @@ def guide(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Callab
     os.chdir(before)
 
 
-@pytest.fixture
-def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """That of pytest, also after a command has run in this process, which takes the log for itself."""
-    monkeypatch.setattr(logging.getLogger("guide"), "propagate", True)
-    return caplog
+@pytest.fixture(autouse=True)
+def _log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log as a new process has it, whatever a command or a benchmark in this process has set before."""
+    log = logging.getLogger("guide")
+    monkeypatch.setattr(log, "propagate", True)
+    monkeypatch.setattr(log, "handlers", [])
+    log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

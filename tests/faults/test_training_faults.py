@@ -24,7 +24,7 @@ import torch
 from cli.main import run as run_command
 from guidance.errors import Interrupted, NumericalError
 from pipelines.engine.stage import Result
-from pipelines.progress import Progress, log
+from pipelines.progress import Progress
 from pipelines.stages import pretrain
 from pipelines.storage.store import Store
 from pipelines.training import loop as training
@@ -395,7 +395,6 @@ def test_a_bit_of_the_log_of_metrics_is_repaired_and_not_published(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(log, "propagate", True)
     if finished:
         finished_but_unpublished(store, monkeypatch, **LONG)
     else:

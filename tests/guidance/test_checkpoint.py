@@ -510,7 +510,6 @@ def test_guidance_load_gives_no_warning_and_removes_the_marker(
     guidance.save(installed("bert", gated_plan()), tmp_path)
     transformers.utils.logging.set_verbosity_warning()
     monkeypatch.setattr(transformers.utils.logging.get_logger("transformers"), "propagate", True)
-    monkeypatch.setattr(logging.getLogger("guide"), "propagate", True)
     with caplog.at_level(logging.WARNING):
         model, _ = guidance.load(tmp_path)
     assert not caplog.records and MARKER not in model.state_dict()

@@ -170,11 +170,10 @@ def test_a_folder_that_was_trained_and_saved_without_its_plan_is_refused(kind: s
 
 
 def test_a_model_that_only_losses_have_guided_opens_without_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     import logging
 
-    monkeypatch.setattr(logging.getLogger("guide"), "propagate", True)
     for kind in ("loss", "window"):
         made(kind)[0].save_pretrained(tmp_path / kind)
         with caplog.at_level(logging.WARNING, "guide"):

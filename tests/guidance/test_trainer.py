@@ -77,11 +77,6 @@ def trainer(folder: Path, family: str = "bert", plan: Any = PLAN, rows: Any = No
     )
 
 
-@pytest.fixture(autouse=True)
-def _propagate_log_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("guide"), "propagate", True)
-
-
 class Gradients(TrainerCallback):
     """Records the gradients of the first step."""
 

@@ -265,9 +265,8 @@ def test_with_fewer_shards_than_runs_some_runs_do_nothing(text: Artifact, store:
 
 
 def test_partial_files_of_another_shard_size_cause_a_warning(
-    text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    text: Artifact, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(executor.log, "propagate", True)
     works.run_stage(text, store, shard="1/2", shard_size=SIZE)
     works.run_stage(text, store)
     assert "another --shard-size" in caplog.text

@@ -92,7 +92,6 @@ def test_workers_may_join_after_the_run_has_begun_and_need_not_share_its_folder(
     cluster: Cluster, text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The paths of corpus and store are relative."""
-    monkeypatch.setattr(executor.log, "propagate", True)
 
     def join() -> None:
         with contextlib.suppress(AssertionError):  # without any workers the run would wait for ever

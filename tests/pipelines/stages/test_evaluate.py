@@ -241,9 +241,6 @@ def test_floors_are_read_at_the_tokens_that_the_model_predicts_and_computed_once
 
 
 def test_without_training_text_there_are_no_floors(store: Store, plain: Artifact, caplog: Any) -> None:
-    from pipelines.progress import log
-
-    log.propagate = True
     data = trainings.sequences(store, train=0)
     found = measured(store, plain.path, data)
     assert found.counts["floors"] == {}

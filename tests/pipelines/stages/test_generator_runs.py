@@ -15,7 +15,6 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, ElectraC
 import guidance
 from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, NumericalError
-from pipelines.progress import log
 from pipelines.stages import cooccurrence, corpus, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
@@ -209,9 +208,8 @@ def test_counts_of_another_tokenizer_are_refused(world: tuple[Store, Artifact, A
 
 
 def test_counts_that_no_guide_reads_are_warned_about(
-    world: tuple[Store, Artifact, Artifact], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    world: tuple[Store, Artifact, Artifact], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log, "propagate", True)
     store, data, counts = world
     with caplog.at_level(logging.WARNING):
         trainings.train(store, data, cooccur=counts.reference, steps=1, seed=12)

@@ -26,7 +26,6 @@ from guidance.errors import (
 )
 from guidance.plan import Plan
 from pipelines.engine.stage import is_internal, is_knob
-from pipelines.progress import log
 from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
@@ -456,7 +455,6 @@ def test_a_pattern_that_never_matches_is_an_error_after_a_restart_too(store: Sto
 def test_a_pattern_that_matches_nothing_is_named_early(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "propagate", True)
     monkeypatch.setattr("pipelines.training.loop.MATCHED_BY", 2)
     row = '[[guide]]\npattern = "{}"\nmechanism = "attention_loss"\nheads = [0]\n'
     (tmp_path / "plan.toml").write_text(row.format("next") + row.format("period"))
@@ -738,10 +736,7 @@ def test_runs_that_cannot_be_resumed_are_refused(
         trainings.train(store, **options)
 
 
-def test_resuming_warns_when_the_result_will_not_be_bit_equal(
-    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log, "propagate", True)
+def test_resuming_warns_when_the_result_will_not_be_bit_equal(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Interrupted):
         trainings.train(store, max_time=1e-9)
     with caplog.at_level(logging.WARNING):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from guidance.errors import MachineError
-from pipelines.progress import log
 from pipelines.storage import files
 from pipelines.storage.artifacts import Builder
 from pipelines.storage.manifest import ArtifactDamaged
@@ -77,9 +76,8 @@ def test_later_checkpoints_can_be_removed(checkpoints: Checkpoints) -> None:
 @pytest.mark.parametrize("fault", ["missing", "flipped", "cut", "no manifest"])
 @pytest.mark.parametrize("file", ["state.json", "optimizer.safetensors"])
 def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_both(
-    checkpoints: Checkpoints, fault: str, file: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Checkpoints, fault: str, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log, "propagate", True)
     save(checkpoints, 5)
     save(checkpoints, 10)
     damage(checkpoints.folder / "checkpoint-00000010", file, fault)

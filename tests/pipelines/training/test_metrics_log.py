@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.progress import log
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training.metrics_log import METRICS_COPY, METRICS_LOG, Beginning, MetricsLog
 
@@ -46,9 +45,8 @@ def test_a_resumed_log_continues_after_the_step_of_its_checkpoint(tmp_path: Path
 
 @pytest.mark.parametrize("name", [METRICS_LOG, METRICS_COPY])
 def test_every_damage_of_one_file_is_repaired_from_the_other(
-    name: str, tmp_path: Path, recorded: Beginning, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, recorded: Beginning, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log, "propagate", True)
     whole = (tmp_path / name).read_bytes()
     flips = [(place, 1 << bit) for place in range(recorded.size) for bit in (0, 3, 6)]
     damages = [whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :] for place, bit in flips]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from guidance.errors import Interrupted
-from pipelines.progress import Progress, log
+from pipelines.progress import Progress
 from pipelines.stages import cooccurrence, corpus, dataset, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -212,7 +212,6 @@ def test_a_run_resumes_with_fewer_processes_in_the_same_order_and_warns(
         return order
 
     monkeypatch.setattr(preparation, "order_of", watched)
-    monkeypatch.setattr(log, "propagate", True)
     with caplog.at_level(logging.WARNING):
         train(world, case, into)
     assert "the same order of examples, but not bit-equal: world was 2, is 1" in caplog.text

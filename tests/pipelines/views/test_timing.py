@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from guidance.errors import InputError, MachineError
-from pipelines.progress import log
 from pipelines.stages import floors
 from pipelines.storage.manifest import MANIFEST
 from pipelines.storage.store import Store
@@ -60,9 +59,8 @@ def test_floors_that_are_left_out_or_rough_are_noted(store: Store) -> None:
 
 
 def test_a_fading_guide_is_named_when_steps_are_timed(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log, "propagate", True)
     row = '[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = [0]\nschedule = "linear"\n'
     (tmp_path / "plan.toml").write_text(row, encoding="utf-8")
     run = trainings.train(store, plan=str(tmp_path / "plan.toml")).reference

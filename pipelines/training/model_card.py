@@ -21,7 +21,8 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
         folders: the models of the run; the first is the one that the card is about.
     """
     config, out, about = run.config, run.out, run.config.row.card
-    licences = sorted({entry["license"] for entry in out.provenance if entry.get("license")})
+    licences = {entry.get("license") for entry in out.provenance}
+    licence = licences.pop() if len(licences) == 1 else None
     sources = [
         f"- {_line(e.get('source') or 'unnamed source')}: {_line(e.get('license') or 'licence not stated')}"
         for e in out.provenance
@@ -46,7 +47,7 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
     return f"""---
 library_name: transformers
 pipeline_tag: {about.pipeline}
-license: {json.dumps(licences[0].lower() if len(licences) == 1 else "other")}
+license: {json.dumps(licence.lower() if licence else "other")}
 tags: [attention-guidance]
 ---
 

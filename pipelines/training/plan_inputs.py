@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,6 +58,7 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
 
 
 _ENDINGS = (".json", ".safetensors", ".bin", ".toml", ".model", ".spm")
+_WEIGHTS = (".safetensors", ".bin")
 _VOCABULARIES = ("vocab.txt", "merges.txt", "dict.txt", "bpe.codes", "prophetnet.tokenizer")
 """Files that decide what a model folder computes: configuration, weights, plan, and what tokenizers of transformers read."""
 
@@ -80,8 +83,36 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
         paths = [p for p in files if (p.suffix in _ENDINGS or p.name in _VOCABULARIES) and p.is_file()]
         if folder / "config.json" not in paths:
             raise InputError(f"{reference}: not a model folder (no config.json)") from None
-        origin = {"source": f"{WEIGHTS_OF}{folder.resolve().name}", "license": None}
-        return Files.of(paths, (p.relative_to(folder).as_posix() for p in paths), [origin])
+        given = Files.of(paths, (p.relative_to(folder).as_posix() for p in paths))
+        return replace(given, provenance=[_origin_of_weights(folder, given)])
+
+
+def _origin_of_weights(folder: Path, files: Files) -> dict[str, Any]:
+    """The provenance of what a model folder makes: its name, the licence of its model card, and the sha256 of its weights by file.
+
+    A folder behind a link has the name of the link.
+    """
+    digests = {name: sha for name, sha in zip(files.names, files.digests, strict=True) if name.endswith(_WEIGHTS)}
+    return {
+        "source": f"{WEIGHTS_OF}{os.path.basename(os.path.abspath(folder))}",
+        "license": licence_of(folder),
+        "sha256": digests,
+    }
+
+
+def licence_of(folder: Path) -> str | None:
+    """The licence that the metadata of the model card states, ``README.md`` of the folder; None if it states none."""
+    from huggingface_hub import metadata_load
+    from yaml import YAMLError
+
+    try:
+        metadata = metadata_load(folder / "README.md") or {}
+    except (OSError, ValueError, YAMLError):
+        return None
+    licence = metadata.get("license")
+    if licence == "other":  # than those with an identifier
+        licence = metadata.get("license_name")
+    return " and ".join(map(str, licence)) if isinstance(licence, list) else licence and str(licence)
 
 
 def model_inputs(reference: str, store: Store, patterns: Iterable[str | Mapping[str, Any]] = ()) -> dict[str, Any]:

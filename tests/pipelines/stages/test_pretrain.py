@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -32,6 +33,7 @@ from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training import model_folder
 from pipelines.training.objectives import OBJECTIVES, OWNERS
+from pipelines.training.plan_inputs import model_input
 from pipelines.training.topics import TOPICS
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
@@ -492,10 +494,38 @@ def test_init_takes_an_artifact_or_a_folder(store: Store, tmp_path: Path) -> Non
 
 
 def test_init_takes_a_model_folder_that_guide_did_not_write(store: Store, tmp_path: Path) -> None:
-    result = trainings.train(store, init=str(hugging_face(tmp_path / "bert"))).artifact
+    folder = hugging_face(tmp_path / "bert")
+    result = trainings.train(store, init=str(folder)).artifact
     assert json.loads(result.read("config.json"))["model_type"] == "bert"
     assert "# A bert masked language model" in result.read("README.md").decode()
-    assert {"source": "weights of bert", "license": None} in result.provenance
+    weights = {"model.safetensors": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()}
+    assert {"source": "weights of bert", "license": None, "sha256": weights} in result.provenance
+    assert 'license: "other"' in result.read("README.md").decode()  # that of the weights is unknown
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: apache-2.0\n---\n# A model", "apache-2.0"),
+        ("---\nlicense: [mit, cc0-1.0]\n---\n", "mit and cc0-1.0"),
+        ("---\nlicense: other\nlicense_name: of-mine\n---\n", "of-mine"),
+        ("---\nlicense: other\n---\n", None),
+        ("---\nlicense: [mit\n---\n", None),
+        ("---\n- mit\n---\n", None),
+        ("---\nlanguage: en\n---\n", None),
+        ("# The licence is MIT", None),
+    ],
+)
+def test_the_licence_of_a_model_folder_is_that_of_its_card(
+    store: Store, tmp_path: Path, card: str, licence: str | None
+) -> None:
+    folder = hugging_face(tmp_path / "bert")
+    before = model_input(str(folder), store).content
+    (folder / "README.md").write_text(card)
+    (tmp_path / "link").symlink_to(folder)
+    given = model_input(str(tmp_path / "link"), store)
+    assert [(origin["source"], origin["license"]) for origin in given.provenance] == [("weights of link", licence)]
+    assert given.content == before  # so that no recipe changes
 
 
 @pytest.mark.parametrize(

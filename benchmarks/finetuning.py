@@ -201,11 +201,11 @@ class Found:
         """The artifact that says which patterns stand out."""
         data = table.data[self.data]
         reference = data.build(store)
-        grid = [f"learning-rate={','.join(f'{rate:g}' for rate in table.rates)}"]
-        first = searched(reference, config_of(table, data, {}, store, grid=grid), store)
-        with first.open("runs.parquet") as file:
-            (model,) = [row["model"] for row in pq.read_table(file).to_pylist() if row["chosen"]]
-        return discover_score.run(f"model/{model}", reference, discover_score.Config(limit=200), store=store).artifact
+        first = searched(reference, settings_of(table, data, {}, store), store, grid=grid_of(table.rates))
+        (run,) = chosen_runs(first)
+        return discover_score.run(
+            f"model/{run['model']}", reference, discover_score.Config(limit=200), store=store
+        ).artifact
 
 
 # tables
@@ -347,38 +347,54 @@ TABLES = {
 Row = Mapping[str, Any]
 
 
-def config_of(table: Table, data: Data, changes: Mapping[str, Any], store: Store, **more: Any) -> search.Config:
-    """The settings of a search."""
-    given = {**table.settings, **data.settings, **changes, **more}
+def settings_of(table: Table, data: Data, changes: Mapping[str, Any], store: Store) -> dict[str, Any]:
+    """The settings of a search but for its rates and seeds."""
+    given = {**table.settings, **data.settings, **changes}
     if (table.learned and "init" not in given) or given.get("init") == "starter":
         given["init"] = starter(store)
     if isinstance(given.get("plan"), Found):
         given["plan"] = given["plan"].plan(table, store)
     if isinstance(given.get("plan"), Plan):
         given["plan"] = plan_file(given["plan"], store)
-    return search.Config(**{name: value for name, value in given.items() if value not in (None, "")})
+    return {name: value for name, value in given.items() if value not in (None, "")}
 
 
-def searched(reference: str, config: search.Config, store: Store) -> Artifact:
+def grid_of(rates: Sequence[float]) -> list[str]:
+    """The rates as the grid of a search."""
+    return [f"learning-rate={','.join(f'{rate:g}' for rate in rates)}"]
+
+
+def searched(reference: str, settings: Mapping[str, Any], store: Store, **more: Any) -> Artifact:
     """The artifact of a search."""
-    made = search.run(reference, config, store=store)
+    made = search.run(reference, search.Config(**settings, **more), store=store)
     assert made is not None
     return made.artifact
+
+
+def chosen_runs(made: Artifact) -> list[dict[str, Any]]:
+    """The rows of the runs that a search has chosen."""
+    with made.open("runs.parquet") as file:
+        return [row for row in pq.read_table(file).to_pylist() if row["chosen"]]
+
+
+def tuned_runs(
+    reference: str, settings: Mapping[str, Any], rates: Sequence[float], seeds: int, store: Store
+) -> list[dict[str, Any]]:
+    """The rows of runs with several seeds, at the rate with which the first seed has the best validation."""
+    first = searched(reference, settings, store, grid=grid_of(rates))
+    rate = float(first.counts["chosen"][0].partition("=")[2])
+    return chosen_runs(searched(reference, settings, store, learning_rate=rate, seeds=seeds))
 
 
 def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, Any]:
     """The figures of one row on one data set."""
     data, changes = table.data[name], table.rows[label]
     reference = data.build(store)
-    grid = [f"learning-rate={','.join(f'{rate:g}' for rate in table.rates)}"]
+    settings = settings_of(table, data, changes, store)
     if data.folds:
-        made = searched(reference, config_of(table, data, changes, store, grid=grid, folds=RUNS), store)
+        runs = chosen_runs(searched(reference, settings, store, grid=grid_of(table.rates), folds=RUNS))
     else:
-        first = searched(reference, config_of(table, data, changes, store, grid=grid), store)
-        rate = float(first.counts["chosen"][0].partition("=")[2])
-        made = searched(reference, config_of(table, data, changes, store, learning_rate=rate, seeds=RUNS), store)
-    with made.open("runs.parquet") as file:
-        runs = [row for row in pq.read_table(file).to_pylist() if row["chosen"]]
+        runs = tuned_runs(reference, settings, table.rates, RUNS, store)
     models = [store.load(f"model/{run['model']}") for run in runs]
     return {
         "label": label,

@@ -7,15 +7,21 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu, trial
+from benchmarks import gpu
+from benchmarks.trial import lasting
+from benchmarks.trial import runs as trial
+from benchmarks.trial.page import as_markdown, draw
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__"}
+SCRIPTS |= {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
 PARSER = "models/spacy-en_ud_ewt_sm"
 
 TINY = {
@@ -166,16 +172,56 @@ for (i, j), count in sorted(counts.items()):
 """
 
 
-def test_later_phases_of_the_trial_follow_what_earlier_ones_chose() -> None:
+def recorded(phase: str, run: trial.Run | trial.Use, loss: float) -> dict[str, Any]:
+    """The row of a run, as if it had been made."""
+    row = {"phase": phase, "label": run.label, "seed": run.seed, "key": run.key}
+    if isinstance(run, trial.Use):
+        return row | {"scores": [0.5, 0.75]}
+    row |= {"steps": run.steps, "loss": loss, "average": loss + 1, "seconds": 1.0}
+    return row | {"valid": [[run.steps, loss]], "curve": [[1, 9.0], [run.steps // 2, loss + 1], [run.steps, loss]]}
+
+
+def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path) -> None:
+    """Everything is good at mixing values, best in the four lowest layers, beside fixed heads."""
     results = trial.Results([])
-    for phase in ("plain", "where", "wide"):
-        for group in trial.PHASES[phase](results):
+    made: dict[str, list[Any]] = {}
+    for phase in lasting.PHASES:
+        for group in lasting.PHASES[phase](results):
             for place, run in enumerate(group):
-                loss = 2.0 if "key, first 4" in run.label else 3.0 + place
-                results.rows = [*results.rows, {"phase": phase, "label": run.label, "valid": [[run.steps, loss]]}]
-    assert {run.steps for run in group} == {1200} and [len(run.plan.guides) for run in group if run.plan] == [2, 4, 6]
-    assert all(list(guide.options["of"]) == ["key"] and guide.layers == ("first 4",) for guide in group[2].plan.guides)
-    assert group[0].settings["learning_rate"] == 5e-4 and len({row["label"] for row in results.rows}) == 10 + 19 + 3
+                good = sum(word in run.label for word in ("value", "first 4", "; fix"))
+                loss = 5.0 - good + 0.01 * place + (run.seed % 3) ** 2 / 2 * (run.label == "none")
+                results.rows = [*results.rows, recorded(phase, run, loss)]
+                made.setdefault(phase, []).append(run)
+    assert {phase: len(runs) for phase, runs in made.items()} == {
+        "plain": 10,
+        "where": 9,
+        "wide": 4,
+        "together": 5,
+        "final": 12,
+        "own": 20,
+        "final-roberta": 9,
+        "final-oromo": 9,
+        "final-hausa": 9,
+        "use": 45,
+        "larger": 3,
+        "longer": 2,
+    }
+    winner = made["final"][2]
+    assert winner.label == "mix of the value, first 4 layers; fix, all layers"
+    assert [guide.mechanism for guide in winner.plan.guides] == ["mix", "mix", "fix", "fix"]
+    assert {guide.layers for guide in winner.plan.guides} == {("first 4",), ("all",)}
+    sham = made["final"][3].plan.guides
+    assert [guide.pattern["where"] for guide in sham] == [f"distance == {d}" for d in (-7, 7, 7, -7)]
+    assert winner.settings == {**made["plain"][0].settings, "evaluate_every": 600}
+    assert len({run.key for runs in made.values() for run in runs if isinstance(run, trial.Run)}) == 92
+
+    text = as_markdown(results, list(lasting.PHASES), {"books": {"unigram": 6.7, "neighbours": 3.0}}, {})
+    assert "seed 4), is below that of word frequencies, both neighbours." in text
+    lines = [line.split(" | ") for line in text.splitlines()]
+    ((_, lead, _, *rest),) = [cells for cells in lines if cells[0] == "| none" and len(cells) == 6]
+    assert float(lead) == pytest.approx(3.0 - 0.02 + np.mean([0.5, 2.0, 0.0]), abs=1e-3) and rest[:2] == ["0.024", "0.024"]
+    draw(results, tmp_path / "trial.png", {})
+    assert (tmp_path / "trial.png").stat().st_size > 10_000
 
 
 def test_make_bench_runs_scripts_that_exist() -> None:

@@ -142,6 +142,21 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Difference:
     return Difference("McNemar's exact test", (better - worse) / len(before), nan, nan, p, len(before))
 
 
+def detectable(deviation: float, n: int, *, level: float = 0.05, power: float = 0.8) -> float:
+    """The smallest true difference that a two-sided paired t-test finds with this probability.
+
+    Args:
+        deviation: standard deviation of the differences of pairs.
+        n: pairs; at least two.
+    """
+    from scipy import optimize, stats
+
+    bound = stats.t.ppf(1 - level / 2, n - 1)
+    # the power grows with the shift, from the level at 0
+    shift = optimize.brentq(lambda shift: stats.nct.sf(bound, n - 1, shift) - power, 0.0, 10 * bound)
+    return float(deviation * shift / n**0.5)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p-values corrected for how many there are, by Holm's method; NaN stays and does not count."""
     known = [index for index, p in enumerate(p_values) if not np.isnan(p)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from guidance.errors import InputError
-from pipelines.metrics.significance import holm, mcnemar, paired_bootstrap, paired_t
+from pipelines.metrics.significance import detectable, holm, mcnemar, paired_bootstrap, paired_t
 
 DIFFERENCES = [0.5, 1.0, 0.2, 0.9]
 
@@ -64,6 +64,16 @@ def test_bootstrap_finds_a_real_difference_and_none_where_there_is_none() -> Non
     assert nothing.low < 0 < nothing.high
     assert nothing.p > 0.05
     assert paired_bootstrap(accuracy(first), accuracy(first), 300, rounds=100).p == 1.0
+
+
+@pytest.mark.parametrize(("n", "level"), [(3, 0.05), (3, 0.05 / 3), (10, 0.05)])
+def test_a_detectable_difference_is_found_in_four_of_five_experiments(n: int, level: float) -> None:
+    effect = detectable(2.0, n, level=level)
+    from scipy import stats
+
+    draws = np.random.default_rng(0).normal(effect, 2.0, (20_000, n))
+    shift = draws.mean(1) / (draws.std(1, ddof=1) / n**0.5)
+    assert (2 * stats.t.sf(abs(shift), n - 1) < level).mean() == pytest.approx(0.8, abs=0.01)
 
 
 def test_holm_by_hand() -> None:

@@ -1,0 +1,63 @@
+"""The command of the trial."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import benchmarks.trial
+from benchmarks.trial import head_start, lasting
+from benchmarks.trial.page import as_markdown, draw
+from benchmarks.trial.runs import Results, Run
+from benchmarks.trial.training import costs_of, floors_of, read, train_all
+from pipelines.storage.store import Store
+
+PHASES = {**head_start.PHASES, **lasting.PHASES}
+
+
+def timed(results: Results) -> dict[str, Run]:
+    """A run of each plan whose steps are timed, by label."""
+    phases = [phase for phase in ("long", "final") if results.of(phase)]
+    runs = (run for phase in phases for group in PHASES[phase](results) for run in group if isinstance(run, Run))
+    return {run.label: run for run in runs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=benchmarks.trial.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=PHASES, help="one phase, whose earlier ones have been run")
+    parser.add_argument("--first", type=int, help="only the first runs of each phase")
+    parser.add_argument("--steps", type=int, help="steps of each run, instead of those of the phase")
+    parser.add_argument("--store", type=Path, default=Path("artifacts"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path, store = arguments.out / "trial.json", Store(arguments.store)
+    for phase in [arguments.only] if arguments.only else PHASES:
+        for group in PHASES[phase](results := read(path)):
+            runs = [
+                replace(run, steps=arguments.steps or run.steps) if isinstance(run, Run) else run
+                for run in group[: arguments.first]
+            ]
+            train_all(runs, path, store)
+            results.rows = read(path).rows  # the next group of the phase depends on them
+            if arguments.first:
+                break
+        if arguments.first:
+            break
+    results = read(path)
+    nats, costs = floors_of(path, results, store), costs_of(path, timed(results), store)
+    path.with_suffix(".lock").unlink(missing_ok=True)
+    draw(results, path.with_suffix(".png"), nats)
+    text, title = as_markdown(results, list(PHASES), nats, costs), "# Which guides help a small ModernBERT"
+    picture = "\n![Training loss over steps](trial.png)\n" if path.with_suffix(".png").exists() else ""
+    path.with_suffix(".md").write_text(
+        f"{title}\n\n`python -m benchmarks.trial`\n\n{text}\n{picture}", encoding="utf-8"
+    )
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

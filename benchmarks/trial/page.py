@@ -1,0 +1,172 @@
+"""The page of the trial: a table for each phase, the comparisons that were named before, and curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.pretraining import cell, passed_losses, said_of_floors, steps_to
+from benchmarks.trial.lasting import FINAL_SEEDS, FIXED, NONE, SHAM
+from benchmarks.trial.runs import Results, Row
+from benchmarks.trial.training import WINDOW, text_of
+from pipelines.metrics.significance import detectable, holm, paired_t
+from pipelines.views.comparison_tables import FLOORS, p_value
+from pipelines.views.figures import Summary, paired_t_test
+from pipelines.views.learning_curves import draw_floors
+
+
+def as_markdown(
+    results: Results, phases: Sequence[str], nats: Mapping[str, Mapping[str, float]], costs: Mapping[str, float]
+) -> str:
+    """One section for each phase that has been run.
+
+    Args:
+        nats: the floors of each text.
+        costs: how long a step takes with the plans of some labels, over one without guides.
+    """
+    parts = []
+    for phase in phases:
+        if not (rows := results.of(phase)):
+            continue
+        parts.append(f"## {phase}")
+        if phase == "use":
+            parts.append(table_of_scores(rows))
+            continue
+        parts.append(table_of_losses(rows))
+        if phase == "final":
+            parts.append(comparisons(rows))
+        if floors := nats.get(text_of(phase)):
+            parts.append(f"{said_of_floors(floors)}  {said_of_lowest(rows, floors)}")
+        labels = dict.fromkeys(row["label"] for row in rows)
+        if phase in ("long", "final") and (
+            known := [f"{label} {costs[label]:.2f}" for label in labels if label in costs]
+        ):
+            parts.append(f"How long a step takes, timed in turn, over one without guides: {'; '.join(known)}.")
+    return "\n\n".join(parts)
+
+
+def table_of_losses(rows: Sequence[Row]) -> str:
+    """Mean and deviation over seeds, a paired test of the last validation against no guides, and the steps to losses that the
+    run without guides passes."""
+    at = sorted({step for row in rows for step, _ in row["valid"]})
+    titles = ["run", "n", "training loss", "mean over all steps", *(f"validation, step {step:,}" for step in at)]
+    plain = {row["seed"]: row for row in rows if row["label"] == NONE}
+    several = len(plain) > 1
+    levels = passed_losses(next(iter(plain.values()))) if plain else []
+    titles += ["p"] * several + [f"steps to {level:.2f}" for level in levels]
+    lines = [f"| {' | '.join(titles)} |", "|---" + "|--:" * (len(titles) - 1) + "|"]
+    for label, mine in by_label(rows).items():
+        cells = [cell([row[name] for row in mine], "{:.3f}") for name in ("loss", "average")]
+        cells += [cell([dict(row["valid"]).get(step) for row in mine], "{:.3f}") for step in at]
+        if several:
+            gains = (_last(row) - _last(plain[row["seed"]]) for row in mine if row["seed"] in plain)
+            p = paired_t_test(Summary.of(gains)) if label != NONE else None
+            cells.append(p_value(p))
+        cells += [cell([steps_to(row, level) for row in mine], "{:.0f}") for level in levels]
+        lines.append(f"| {' | '.join([label, str(len(mine)), *cells])} |")
+    return "\n".join(lines)
+
+
+def table_of_scores(rows: Sequence[Row]) -> str:
+    """Scores, each a mean over seeds of fine-tuning, and the difference from the model of the same seed without guides."""
+    lines = ["| model | pre-trainings | score | difference | 95 % interval |", "|---|--:|--:|--:|--:|"]
+    means = {(row["label"], row["seed"]): float(np.mean(row["scores"])) for row in rows}
+    for label, mine in by_label(rows).items():
+        plain = f"{label.partition(': ')[0]}: {NONE}"
+        scores = [means[label, row["seed"]] for row in mine]
+        pairs = [means[label, row["seed"]] - means[plain, row["seed"]] for row in mine if (plain, row["seed"]) in means]
+        test = paired_t(pairs)
+        known = label != plain and test.n > 1
+        cells = [f"{test.effect:+.3f}", f"{test.low:+.3f} to {test.high:+.3f}"] if known else ["–", "–"]
+        lines.append(f"| {' | '.join([label, str(len(mine)), cell(scores, '{:.3f}'), *cells])} |")
+    return "\n".join(lines)
+
+
+def comparisons(rows: Sequence[Row]) -> str:
+    """The winner against none, fixed heads and its sham, as they were named before; nothing before all runs have been made."""
+    last = {label: {row["seed"]: _last(row) for row in mine} for label, mine in by_label(rows).items()}
+    winner = next(label for label in last if label not in (NONE, FIXED, SHAM)) if len(last) > 3 else ""
+    if not winner or any(set(last[label]) != set(FINAL_SEEDS) for label in last):
+        return "Not all runs of this phase have been made, so nothing is tested yet."
+    leads = {other: [last[other][seed] - last[winner][seed] for seed in FINAL_SEEDS] for other in (NONE, FIXED, SHAM)}
+    tests = {other: paired_t(values) for other, values in leads.items()}
+    corrected = holm([test.p for test in tests.values()])
+    lines = [
+        f"The lead of *{winner}* in the last validation, paired by seed:",
+        "",
+        "| over | lead | 95 % interval | p | corrected p | smallest lead that could have been found |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for (other, test), p in zip(tests.items(), corrected, strict=True):
+        smallest = detectable(float(np.std(leads[other], ddof=1)), test.n, level=0.05 / len(tests))
+        cells = [f"{test.effect:+.3f}", f"{test.low:+.3f} to {test.high:+.3f}", f"{test.p:.3f}", f"{p:.3f}"]
+        lines.append(f"| {' | '.join([other, *cells, f'{smallest:.3f}'])} |")
+    lines += [
+        "",
+        "The p-values are corrected by Holm's method.  The last column is the true lead that these seeds would have shown with "
+        f"a probability of 0.8 at a level of 0.05 / {len(tests)}, if leads vary over seeds as they did here.",
+    ]
+    return "\n".join(lines)
+
+
+def said_of_lowest(rows: Sequence[Row], floors: Mapping[str, float]) -> str:
+    """Which floors the best of some runs has passed, in a sentence for people."""
+    best = min(rows, key=_last)
+    passed = [FLOORS[name] for name, value in floors.items() if _last(best) < value]
+    below = f"is below that of {', '.join(passed)}" if passed else "is below none of these"
+    return f"The lowest last validation loss of this phase, {_last(best):.2f} ({best['label']}, seed {best['seed']}), {below}."
+
+
+def by_label(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows in groups, in the order of their first ones."""
+    labels = dict.fromkeys(row["label"] for row in rows)
+    return {label: [row for row in rows if row["label"] == label] for label in labels}
+
+
+def _last(row: Row) -> float:
+    """The last validation loss of a run."""
+    return float(row["valid"][-1][1])
+
+
+DRAWN = {
+    "long": "ModernBERT-shaped, three seeds",
+    "longest": "the same, one seed",
+    "roberta": "RoBERTa-shaped, three seeds",
+    "oromo": "ModernBERT-shaped on Oromo, three seeds",
+    "final": "what lasts, three seeds",
+    "longer": "the same, one seed",
+}
+
+
+def draw(results: Results, path: Path, nats: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw the mean training loss over seeds in the phases with fresh seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    phases = [phase for phase in DRAWN if results.of(phase)]
+    if not phases:
+        return
+    figure, grid = pyplot.subplots(
+        -(-len(phases) // 2), 2, figsize=(10, 3.5 * -(-len(phases) // 2)), layout="constrained", squeeze=False
+    )
+    every_axes = grid.ravel().tolist()
+    labels = dict.fromkeys(row["label"] for phase in phases for row in results.of(phase))
+    colours = {label: f"C{number}" for number, label in enumerate(labels)}
+    for phase, axes in zip(phases, every_axes, strict=False):
+        rows = results.of(phase)
+        for label, mine in by_label(rows).items():
+            curves = [np.array(row["curve"]) for row in mine]
+            steps, losses = np.mean(curves, axis=0).T
+            axes.plot(steps, losses, color=colours[label], linewidth=1.3 if label == "none" else 2.2, label=label)
+        draw_floors(axes, nats.get(text_of(phase), {}), min(loss for row in rows for _, loss in row["curve"]))
+        axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=DRAWN[phase])
+        axes.legend(fontsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in every_axes[len(phases) :]:
+        axes.remove()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

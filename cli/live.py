@@ -20,7 +20,7 @@ from cli.completion import artifacts
 from cli.options import Session, command
 from cli.output import check_output_path, say, say_texts
 from cli.tables import table
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines import predictions
 from pipelines.engine.stage import Config, check_working_folder
 from pipelines.storage.files import write_file
@@ -88,7 +88,8 @@ def translate_command(
                     say(translation)
     if translator.cut:
         session.tell(
-            f"warning: {translator.cut:,} lines were longer than the {translator.longest} tokens of the model and were cut"
+            f"warning: {counted(translator.cut, 'line was', 'lines were')} longer than the {translator.longest} tokens of the model, "
+            "and cut"
         )
 
 

@@ -146,7 +146,9 @@ def report(error: BaseException, *, as_json: bool = False, debug: bool = False) 
         for line in lines[: MAX_LINES - 1]:
             tell(line)
         if len(lines) >= MAX_LINES:
-            tell(f"  … and {len(lines) - MAX_LINES + 1} more lines; --json shows all")
+            from guidance.errors import counted
+
+            tell(f"  … and {counted(len(lines) - MAX_LINES + 1, 'more line')}; --json shows all")
     return code
 
 
@@ -199,8 +201,14 @@ def _describe_usage(error: Any) -> tuple[str, str]:
         if error.message:
             said = str(error.message).removeprefix("Value error, ").partition(", unable to parse")[0].rstrip(".")
             refused = error.__cause__.errors()[0]["input"] if hasattr(error.__cause__, "errors") else None
+            name, is_choice, choices = said.partition(" is not one of ")
+            if is_choice:  # the value is named already
+                from guidance.errors import did_you_mean
+
+                said += did_you_mean(name.strip("'").lower(), [choice.strip("'") for choice in choices.split(", ")])
+            elif refused is not None:
+                said += f", not {refused!r}"
             message = f"{origin_of(context, parameter.name)}: {said[:1].lower()}{said[1:]}"
-            message += f", not {refused!r}" if refused is not None else ""
         if record := parameter.get_help_record(context):
             lines.insert(0, ": ".join(" ".join(text.split()) for text in record))
     return message, "\n".join(lines)

@@ -16,7 +16,7 @@ from cli import completion
 from cli.options import Session, command, newest
 from cli.output import check_output_path
 from cli.tables import table
-from guidance.errors import GateFailed, InputError, PlanError
+from guidance.errors import GateFailed, InputError, PlanError, counted
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -135,11 +135,11 @@ def check_plan(session: Session, reference: Reference, model: Model = None, scor
     needs = plans.needs_of(plan)
     selected = {(site, head) for sites in reach.values() for site, heads in sites.items() for head in heads}
     silent = [label for number, label in enumerate(plan.labels) if shape and not reach[number]]
-    count = f"{len(plan.guides)} guide{'' if len(plan.guides) == 1 else 's'}"
+    count = counted(len(plan.guides), "guide")
     if shape:
         total = sum(site.num_heads for site in shape.sites)
         added = sum(site.attention == "pal" for site, _ in selected)
-        more = f" and {added} added ones" if added else ""
+        more = f" and {counted(added, 'added one')}" if added else ""
         count += f", on {len(selected) - added} of the {total} heads of {model}{more}"
     facts = {"plan": reference, "ok": True, "guides": len(plan.guides), "model": model}
     facts |= {"heads": len(selected) if shape else None, "silent": silent}
@@ -178,7 +178,7 @@ def diff_plans(
     if not changes:
         session.tell("the plans are equal")
     elif fail:
-        raise GateFailed(f"{first} and {second} differ in {len(changes)} row{'' if len(changes) == 1 else 's'}")
+        raise GateFailed(f"{first} and {second} differ in {counted(len(changes), 'row')}")
 
 
 def _difference(change: Mapping[str, Any]) -> Iterator[str]:

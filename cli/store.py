@@ -17,7 +17,7 @@ from cli import completion
 from cli.options import Session, command
 from cli.output import escape, human_size
 from cli.tables import nested, plain, table
-from guidance.errors import GuideError, InputError, MachineError
+from guidance.errors import GuideError, InputError, MachineError, counted
 from pipelines.progress import log
 from pipelines.storage import removal
 from pipelines.storage.artifacts import Artifact
@@ -136,7 +136,7 @@ def _shown(artifact: Artifact, names: Sequence[str], findings: Table | None) -> 
     inputs = manifest.get("inputs", {})
 
     def rows(entry: dict[str, Any]) -> str:
-        return f", {entry['rows']:,} rows" if isinstance(entry.get("rows"), int) else ""
+        return f", {counted(entry['rows'], 'row')}" if isinstance(entry.get("rows"), int) else ""
 
     yield from _sections(
         {  # the most useful first
@@ -325,8 +325,9 @@ def _refuse_if_needed(store: Store, folders: Sequence[Path]) -> None:
     for recipe, reference in removing.items():
         needed_by = [f"{user.parent.name}/{user.name}" for user, used in users.items() if recipe in used]
         if needed_by:
+            left = len(needed_by) - 5
             more = (
-                f" and {len(needed_by) - 5:,} more were" if len(needed_by) > 5 else " were" if needed_by[1:] else " was"
+                f" and {counted(left, 'more was', 'more were')}" if left > 0 else " were" if needed_by[1:] else " was"
             )
             raise InputError(
                 f"{', '.join(needed_by[:5])}{more} made from {reference}", hint="to remove it anyway, add --force"

@@ -14,7 +14,7 @@ from typer import Argument
 
 from cli.options import Session, command, newest
 from cli.tables import table
-from guidance.errors import MachineError
+from guidance.errors import MachineError, counted
 
 if TYPE_CHECKING:
     from pipelines.tools.doctor import Finding
@@ -89,7 +89,7 @@ def doctor(session: Session) -> None:
     )
     if bad:
         raise MachineError(
-            f"{len(bad)} problem{'s' if len(bad) > 1 else ''} found",
+            f"{counted(len(bad), 'problem')} found",
             hint="\n".join(f"{finding.name}: {finding.detail}" for finding in bad),
         )
 

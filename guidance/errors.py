@@ -43,6 +43,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with what it counts, such as ``1 text was`` or ``2,000 texts were``.
+
+    Args:
+        one: the words after 1.
+        many: those after any other number; by default ``one`` with an s.
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def reason_of(error: Exception) -> str:
+    """Why Python refused a value, in its own words; of a number of thousands of digits in plain ones."""
+    return "a number has too many digits" if "integer string conversion" in str(error) else str(error)
+
+
 class UnknownName(InputError):
     """A name is not registered.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from guidance.errors import PlanError, UnknownName
+from guidance.errors import PlanError, UnknownName, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ def _value(name: str, hint: Any, value: Any) -> Any:
         return value
     if origin is Literal:
         if value not in arguments:
-            raise PlanError(f"{name} = {value!r} is not a choice", hint=f"one of: {', '.join(map(str, arguments))}")
+            choices = [str(choice) for choice in arguments]
+            guess = did_you_mean(str(value), choices)
+            raise PlanError(f"{name} = {value!r} is not a choice{guess}", hint=f"one of: {', '.join(choices)}")
         return value
     if origin in (typing.Union, types.UnionType):
         inner = [argument for argument in arguments if argument is not type(None)]

@@ -35,7 +35,7 @@ from guidance.checkpoint.layout import (
     WEIGHTS_FILE,
     is_extra,
 )
-from guidance.errors import InputError, NumericalError, PlanError
+from guidance.errors import InputError, NumericalError, PlanError, reason_of
 from guidance.models import role_transformer  # noqa: F401  registers its classes
 from guidance.models.word_models import OWN_CLASSES
 from guidance.plan import SIZE_LIMIT, Plan
@@ -65,7 +65,7 @@ def read_config(data: bytes, source: str) -> Any:
     try:
         settings = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{source}: not a model configuration ({error})") from error
+        raise InputError(f"{source}: not a model configuration ({reason_of(error)})") from error
     if not isinstance(settings, dict):
         raise InputError(f"{source}: not a model configuration")
     if "auto_map" in settings:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from guidance.patterns.features import FEATURES
 from guidance.statistics.roles import COLUMNS, Pieces, Rarity, Words, parts_of_speech, relations, role_columns
 from guidance.statistics.words import word_spans
@@ -119,7 +119,9 @@ def _words(
                 )
             least = word.start
             if word.head is not None and not 0 <= word.head < len(mine):
-                raise InputError(f"text {number}: the head of word {index} is {word.head}, of {len(mine)} words")
+                raise InputError(
+                    f"text {number}: the head of word {index} is {word.head}, of {counted(len(mine), 'word')}"
+                )
             heads.append(-1 if word.head is None else first + word.head)
             forms.append(text[word.start : word.end].lower())
             every.append(word)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine.declaration import Command, Opening, Stage, Take
 from pipelines.engine.stage import Files, Result, Run
 from pipelines.progress import log
@@ -187,7 +187,7 @@ def _prepare(opening: Opening[Config]) -> None:
         own, other = (len(inputs[role].names) for role in (split, f"{split}{PAIR}"))
         if own != other:
             raise InputError(
-                f"--{split} has {own} files and --{split}-pair has {other}",
+                f"--{split} has {counted(own, 'file')} and --{split}-pair has {other}",
                 hint="give the same number of files, in the same order",
             )
     if (model := model_files(opening.config.sentences or "rules")) is not None:
@@ -238,14 +238,15 @@ def build(run: Run[Config]) -> None:
         counts["labels"] = len(kinds)
         if len(kinds) <= MOST_LABELS:
             counts["examples"] = {split: dict(sorted(labels[split].items())) for split in SPLITS if labels[split]}
-    run.warn(*notes.lines(), *_unknown_labels(labels, "words" if kind.shape == "tags" else "examples"))
+    run.warn(*notes.lines(), *_unknown_labels(labels, "word" if kind.shape == "tags" else "example"))
     _count_shared_texts(run, texts)
     if structured.tested:
         counts["sharing_test_documents"] = structured.shared
         if structured.shared and not config.drop_shared:
+            of = f"of {structured.tested:,} test documents"
             run.warn(
-                f"{structured.shared:,} of {structured.tested:,} test documents share a sentence with a training document: "
-                "scores are contaminated; --drop-shared leaves these documents out"
+                f"{counted(structured.shared, f'{of} shares', f'{of} share')} a sentence with a training document: scores are "
+                "contaminated; --drop-shared leaves out such documents"
             )
 
 
@@ -311,7 +312,8 @@ def _unknown_labels(labels: Mapping[str, Counter[str]], unit: str) -> Iterator[s
         unknown = sorted(set(labels[split]) - set(known))
         if unknown:
             count = sum(labels[split][label] for label in unknown)
-            yield f"{split}: {count:,} {unit} have labels that no training example has: {short_list(unknown)}"
+            have = counted(count, f"{unit} has a label", f"{unit}s have labels")
+            yield f"{split}: {have} that no training example has: {short_list(unknown)}"
 
 
 def _count_shared_texts(run: Run[Config], texts: Mapping[str, Sequence[bytes]]) -> None:
@@ -320,7 +322,8 @@ def _count_shared_texts(run: Run[Config], texts: Mapping[str, Sequence[bytes]]) 
     for split in ("valid", "test"):
         if shared := sum(own in known for own in texts[split]):
             run.out.counts.setdefault("sharing_text", {})[split] = shared
-            run.warn(f"{split}: {shared:,} of {len(texts[split]):,} examples have the text of a training example")
+            of = f"of {len(texts[split]):,} examples"
+            run.warn(f"{split}: {counted(shared, f'{of} has', f'{of} have')} the text of a training example")
 
 
 def _side(split: str) -> Examples:

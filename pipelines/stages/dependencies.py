@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from guidance.statistics.dependencies import Tree
 from pipelines.engine import executor
 from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Opening, Stage
@@ -283,7 +283,7 @@ class _Summary:
         if not self._status["ok"] and without:
             reason = max(without, key=without.__getitem__)
             raise InputError(
-                f"none of {sum(without.values()):,} sentences has a tree: {reason} ({self._first[reason]})",
+                f"no sentence of {sum(without.values()):,} has a tree: {reason} ({self._first[reason]})",
                 hint={
                     "not found": "give the trees of this corpus, or build the corpus from them: guide build-corpus x.conllu",
                     "too long": "raise --max-words, or build the corpus with other --sentences",
@@ -301,12 +301,13 @@ class _Summary:
 
         for reason, count in sorted(self._status.items()):
             if reason != "ok":
-                yield f"{count:,} sentences have no tree: {reason}, first {self._first[reason]}"
+                yield f"{counted(count, 'sentence has', 'sentences have')} no tree: {reason}, first {self._first[reason]}"
         unknown = {label: count for label, count in self._relations.items() if relation_id(label) < 0}
         if unknown:
             most = ", ".join(repr(label) for label in sorted(unknown, key=lambda label: (-unknown[label], label))[:5])
             number, words = sum(unknown.values()), self._relations.total()
-            yield f"{number:,} of {words:,} words have a relation that patterns do not know: {most}"
+            of = f"of {words:,} words"
+            yield f"{counted(number, f'{of} has', f'{of} have')} a relation that patterns do not know: {most}"
         if scheme == "other":
             yield "the parser's labels are not those of Universal Dependencies or of spaCy's English models"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine.declaration import Command, Stage, Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import write_heads
@@ -58,10 +58,9 @@ def build(run: Run[Config]) -> None:
     config = run.config
     watched = WatchedSequences(run.inputs, config)
     if watched.number < FEW:
-        run.warn(
-            f"only {watched.number:,} sequences of the split {config.split} are read, so what stands out may be chance; "
-            "--split and --limit choose others"
-        )
+        of = f"of the split {config.split}"
+        read = counted(watched.number, f"sequence {of} is read", f"sequences {of} are read")
+        run.warn(f"only {read}, so what stands out may be chance; --split and --limit choose others")
     patterns, left_out = measurable(config.patterns, watched.known)
     with run.progress.task("relevance", total=watched.number, unit="sequences") as bar:
         known = survey(watched, patterns, config.batch_size, lambda _, read: bar.advance(read))
@@ -133,7 +132,7 @@ def _table(artifact: Artifact, config: Config) -> Table:
         important = "–" if each["important"] is None else str(each["important"])
         figures = (f"{100 * each['relevance']:.1f} %", f"{each['lift']:.1f}", f"{each['deviations']:.1f}", important)
         rows.append((each["pattern"], shown, *figures, note))
-    read = f"measured on {counts['sequences']:,} sequences of the split {artifact.manifest['config']['split']}"
+    read = f"measured on {counted(counts['sequences'], 'sequence')} of the split {artifact.manifest['config']['split']}"
     if rows:
         return Table(("pattern", "heads", "relevance", "× chance", "deviations", "important", ""), rows, (read,))
     note = f"no head stands out on a pattern by {config.deviations:g} standard deviations"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine import stage
 from pipelines.engine.declaration import Command, Stage
 from pipelines.engine.stage import Run
@@ -53,13 +53,13 @@ def build(run: Run[Config]) -> None:
     codes = _splits(list(groups.values()), run.config, dataset.reference)
     counts = _write_blocks(run, dataset, codes)
     labels = _write_documents(run, dataset, codes)
-    counted = ("blocks", "sentences", "words", "characters")
-    changed = {"splits", "examples", "sharing_test_documents", "sharing_text", *counted}
+    sizes = ("blocks", "sentences", "words", "characters")
+    changed = {"splits", "examples", "sharing_test_documents", "sharing_text", *sizes}
     run.out.counts |= {name: value for name, value in dataset.counts.items() if name not in changed}
     for code, count in enumerate(np.bincount(codes, minlength=len(SPLITS)).tolist()):
         counts[SPLITS[code]]["documents"] = count
     names = [SPLITS[code] for code in np.unique(codes)]
-    run.out.counts |= {key: sum(counts[name][key] for name in names) for key in counted}
+    run.out.counts |= {key: sum(counts[name][key] for name in names) for key in sizes}
     run.out.counts["splits"] = {name: dict(counts[name]) for name in names}
     if "examples" in dataset.counts:
         run.out.counts["examples"] = {name: dict(sorted(labels[name].items())) for name in names if labels[name]}
@@ -67,8 +67,9 @@ def build(run: Run[Config]) -> None:
         shared = _sharing(dataset, codes)
         run.out.counts["sharing_test_documents"] = shared
         if shared:
+            of = f"of {counts['test']['documents']:,} test documents"
             run.warn(
-                f"{shared:,} of {counts['test']['documents']:,} test documents share a sentence with a training document: "
+                f"{counted(shared, f'{of} shares', f'{of} share')} a sentence with a training document: "
                 "scores are contaminated"
             )
 
@@ -80,7 +81,8 @@ def _splits(groups: list[bytes], config: Config, reference: str) -> np.ndarray:
     distinct = len(set(groups))
     if distinct < config.folds:
         raise InputError(
-            f"{reference} has {distinct:,} different texts, too few for {config.folds} folds", hint="fewer --folds"
+            f"{reference} has {counted(distinct, 'different text')}, too few for {config.folds} folds",
+            hint="fewer --folds",
         )
     codes = np.empty(len(groups), np.int8)
     for number, group in enumerate(groups):

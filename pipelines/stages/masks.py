@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine import executor
 from pipelines.engine.declaration import Command, Opening, Stage, Stored, Table, names
 from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file
@@ -234,13 +234,15 @@ def _warn(run: Run[Config], totals: Mapping[str, Mapping[str, int]]) -> None:
     """Warn of data that were given but say nothing; it is no mistake to leave a table out."""
     for split, counts in totals.items():
         if counts.get("cut_arcs"):
-            run.warn(
-                f"{split}: {counts['cut_arcs']:,} of {counts['arcs']:,} arcs lead out of a sequence and were dropped"
+            of = f"of {counts['arcs']:,} arcs"
+            cut = counted(
+                counts["cut_arcs"], f"{of} leads out of a sequence and was", f"{of} lead out of a sequence and were"
             )
+            run.warn(f"{split}: {cut} dropped")
         if empty := [name for name in _HAS_VALUE if counts.get(f"with_{name}") == 0]:
             run.warn(f"{split}: no token has {_listed(empty)}")
         if counts.get("silent_words"):
-            run.warn(f"{split}: the tokenizer dropped {counts['silent_words']:,} words entirely")
+            run.warn(f"{split}: the tokenizer dropped {counted(counts['silent_words'], 'word')} entirely")
 
 
 def _listed(names: Sequence[str]) -> str:

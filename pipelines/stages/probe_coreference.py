@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model, TextFiles
@@ -93,6 +93,10 @@ def measure(run: Run[Config]) -> Findings:
     from pipelines.text.coreference_files import STEREOTYPES, read_coreference
 
     config, notes, files = run.config, Notes(), run.inputs["texts"]
+    for path, name in zip(
+        files.paths, files.names, strict=True
+    ):  # before the model is opened, so that a wrong file fails at once
+        next(read_coreference([path], [name], config.format, config.encoding, Notes()), None)
     model = WatchedModel.of(run)
     tallies: dict[Site, Tallies] = {}
     rules: dict[str, Tallies] = {name: _tallies() for name in BASELINES}
@@ -161,7 +165,8 @@ def measure(run: Run[Config]) -> Findings:
         },
     }
     if model.cut:
-        notes.warn(f"{model.cut:,} texts were longer than {config.max_length} tokens and were cut", files.names[0])
+        cut = counted(model.cut, "text was", "texts were")
+        notes.warn(f"{cut} longer than {config.max_length} tokens and cut", files.names[0])
     run.warn(*notes.lines())
     return Findings(counts, summary)
 
@@ -268,14 +273,16 @@ def _points(one: float | None, other: float | None) -> str:
 
 def _notes(artifact: Artifact) -> tuple[str, ...]:
     counts, config = artifact.counts, artifact.manifest["config"]
-    notes = [f"{counts['questions']:,} questions in {counts['documents']:,} documents"]
+    notes = [f"{counted(counts['questions'], 'question')} in {counted(counts['documents'], 'document')}"]
     if counts["without_antecedent"]:
-        notes.append(f"{counts['without_antecedent']:,} pronouns have no antecedent among their candidates")
+        have = counted(counts["without_antecedent"], "pronoun has", "pronouns have")
+        notes.append(f"{have} no antecedent among the candidates")
     if counts["cut_off_mentions"]:
         hint = "; a larger --max-length reads more"
         if counts["asked"]["any_word"] < counts["questions"]:
             hint = "; --scope windows reads whole documents" if config["scope"] == "document" else ""
-        notes.append(f"{counts['cut_off_mentions']:,} of {counts['mentions']:,} mentions were cut off{hint}")
+        of = f"of {counts['mentions']:,} mentions"
+        notes.append(f"{counted(counts['cut_off_mentions'], f'{of} was', f'{of} were')} cut off{hint}")
     lines = ["; ".join(notes)]
     if counts["asked"]["any_word"]:
         lines.append('a pronoun chooses between its candidates; under "any word" all words of the text compete')

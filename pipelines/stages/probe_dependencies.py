@@ -23,7 +23,11 @@ from pipelines.probing.probe import Findings, ReadingConfig, probe
 from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from guidance.sites import Site
+    from pipelines.text.blocks import Notes
+    from pipelines.text.conllu import Sentence
 
 RELATIONS = "relations.parquet"
 
@@ -58,7 +62,11 @@ def measure(run: Run[Config]) -> Findings:
     from pipelines.probing.watched import WatchedModel
     from pipelines.text.blocks import Notes
 
-    config, notes = run.config, Notes()
+    config, notes, files = run.config, Notes(), run.inputs["treebank"]
+    for path, name in zip(
+        files.paths, files.names, strict=True
+    ):  # before the model is opened, so that a wrong file fails at once
+        next(_sentences(path, name, config.encoding, Notes()), None)
     model = WatchedModel.of(run)
     parsers: dict[Site, Parser] = {}
     counts = dict.fromkeys(("sentences", "cut_sentences", "words"), 0)
@@ -118,18 +126,24 @@ def measure(run: Run[Config]) -> Findings:
     return Findings(counts, {**summary, "relations": of_relation})
 
 
-def _trees(run: Run[Config], notes: Any) -> Iterator[tuple[list[str], list[int], list[str]]]:
+def _trees(run: Run[Config], notes: Notes) -> Iterator[tuple[list[str], list[int], list[str]]]:
     """The words of each sentence that has a tree, their heads from 0, and their relations."""
     from guidance.probes.dependencies import ROOT
-    from pipelines.text.conllu import read_sentences
-    from pipelines.text.readers import open_lines
 
     given = run.inputs["treebank"]
     for path, name in zip(given.paths, given.names, strict=True):
-        for sentence in read_sentences(open_lines(path, name, run.config.encoding, notes), name, notes):
+        for sentence in _sentences(path, name, run.config.encoding, notes):
             if sentence.heads is not None and len(sentence.forms) > 1:
                 words = ["".join(form.split()) or "_" for form in sentence.forms]
                 yield words, [head - 1 if head else ROOT for head in sentence.heads], sentence.relations
+
+
+def _sentences(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Sentence]:
+    """The sentences of a file."""
+    from pipelines.text.conllu import read_sentences
+    from pipelines.text.readers import open_lines
+
+    return read_sentences(open_lines(path, name, encoding, notes), name, notes)
 
 
 SHOWN_RELATIONS = 15

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine import stage
 from pipelines.engine.declaration import Opening, Table
 from pipelines.engine.stage import Run, knob
@@ -147,7 +147,7 @@ def measure(run: Run[Config]) -> Findings:
     run.out.write_rows(PARADIGMS, OF_PARADIGMS, paradigms, may_be_null=FLOORS)
     mean = {name: sum(row[name] for row in paradigms) / len(paradigms) for name in ("accuracy", *floors)}
     if scorer.cut:
-        run.warn(f"{scorer.cut:,} sentences were longer than the model reads, and were cut")
+        run.warn(f"{counted(scorer.cut, 'sentence was', 'sentences were')} longer than the model reads, and cut")
     counts = {"pairs": len(pairs), "cut_sentences": scorer.cut}
     return Findings(counts, {"accuracy": mean.pop("accuracy"), "floors": mean, "paradigms": paradigms, **summary})
 

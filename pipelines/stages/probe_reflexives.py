@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
@@ -54,8 +54,10 @@ def measure(run: Run[Config]) -> Findings:
     from guidance.probes.reflexives import with_distractors
     from pipelines.probing.watched import WatchedModel
 
-    config, model = run.config, WatchedModel.of(run)
+    config = run.config
+    # before the model is opened, so that a wrong file fails at once
     sentences = list(itertools.islice(_sentences(run), config.limit or None))
+    model = WatchedModel.of(run)
     whole = [one for one in sentences if model.has_whole_words(one.words)]
     if config.distractor != "none":
         beside = with_distractors(whole, before=config.distractor == "before", seed=config.seed)
@@ -86,9 +88,8 @@ def measure(run: Run[Config]) -> Findings:
     )
     counts = {"sentences": len(whole), "split_sentences": len(sentences) - len(whole)}
     if counts["split_sentences"]:
-        run.warn(
-            f"{counts['split_sentences']:,} of {len(sentences):,} sentences have a word that the tokenizer splits, and are left out"
-        )
+        of, split = f"of {len(sentences):,} sentences", "a word that the tokenizer splits, and"
+        run.warn(f"{counted(counts['split_sentences'], f'{of} has {split} is', f'{of} have {split} are')} left out")
     mean = sum(row["accuracy"] for row in table) / len(table)
     return Findings(counts, {"best": best(table, "accuracy"), "mean": mean, "confusion": _confusion(whole, bits)})
 
@@ -156,13 +157,13 @@ def _sentences(run: Run) -> Iterator[Reflexive]:
 def _table(artifact: Artifact, config: Config) -> Table:
     counts = artifact.counts
     best = (f"head {head_name(counts['best'])}", share(counts["best"]["accuracy"]))
-    notes = [f"{counts['sentences']:,} sentences"]
+    notes = [counted(counts["sentences"], "sentence")]
     if confusion := counts["confusion"]:
         layers = confusion["layers"]
         notes.append(
             f"confusion with other noun phrases: {min(layers):.2f} bits in layer {layers.index(min(layers))}, where it is lowest, and "
             f"{sum(layers) / len(layers):.2f} on average; {confusion['even']:.2f} if all words were looked at alike "
-            f"({confusion['sentences']:,} sentences)"
+            f"({counted(confusion['sentences'], 'sentence')})"
         )
     return Table(("", "right"), [best, ("mean of all heads", share(counts["mean"]))], tuple(notes))
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine import stage
 from pipelines.engine.declaration import Command, Opening, Stage, Table
 from pipelines.engine.stage import Run
@@ -78,7 +78,10 @@ _BUILDERS = {
 
 def _sizes(made: Artifact, config: Config) -> Table:
     """How many sequences and tokens each split has."""
-    splits = (f"{s} {n['sequences']:,} sequences, {n['tokens']:,} tokens" for s, n in made.counts["splits"].items())
+    splits = (
+        f"{s} {counted(n['sequences'], 'sequence')}, {counted(n['tokens'], 'token')}"
+        for s, n in made.counts["splits"].items()
+    )
     return Table(notes=["; ".join(splits)])
 
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from guidance.errors import InputError
+from guidance.errors import InputError, reason_of
 from pipelines.text.readers import read_small
 
 
@@ -48,7 +48,7 @@ def read_scores(path: Path) -> dict[tuple[int, int], float]:
         OSError,
         csv.Error,
     ) as error:
-        raise InputError(f"{path}: not a table of scores ({error})", hint=wanted) from error
+        raise InputError(f"{path}: not a table of scores ({reason_of(error)})", hint=wanted) from error
     if not scores:
         raise InputError(f"{path}: no scores found", hint=wanted)
     return scores

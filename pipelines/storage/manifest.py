@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from guidance.errors import InputError, MachineError
+from guidance.errors import InputError, MachineError, reason_of
 from pipelines.progress import log
 
 FORMAT = 1
@@ -96,7 +96,7 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
         _check_manifest(manifest)
         return manifest
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        detail = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        detail = "it is nested too deeply" if isinstance(error, RecursionError) else reason_of(error)
         raise ArtifactDamaged(
             f"{path / MANIFEST}: {detail}", hint="rerun the stage that made it with --force"
         ) from error

@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from sys import intern
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from guidance.statistics.dependencies import Scheme, Tree, label_scheme, spell
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Notes, block_of, pieces_of
 from pipelines.text.readers import open_lines
@@ -84,7 +84,7 @@ def _cells(line: str, place: str) -> list[str]:
     cells = line.split("\t")
     if len(cells) != COLUMNS:
         hint = "columns are separated by one tab, not by spaces" if len(cells) == 1 else None
-        raise InputError(f"{place}: {len(cells)} columns, CoNLL-U has {COLUMNS}", hint=hint)
+        raise InputError(f"{place}: {counted(len(cells), 'column')}, CoNLL-U has {COLUMNS}", hint=hint)
     if "" in cells:
         raise InputError(f"{place}: column {cells.index('') + 1} is empty", hint="write `_` for a missing value")
     return cells
@@ -151,7 +151,7 @@ def _heads(words: list[tuple[int, list[str]]], name: str) -> list[int] | None:
             raise InputError(f"{place}: head {cells[6][:20]!r} is not a number")
         head = int(cells[6])
         if head > len(words):
-            raise InputError(f"{place}: head {head} in a sentence of {len(words)} words")
+            raise InputError(f"{place}: head {head} in a sentence of {counted(len(words), 'word')}")
         if head == position:
             raise InputError(f"{place}: word {position} is its own head")
         heads.append(head)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from guidance.probes.coreference import Mention, head_word, kind_of
 from pipelines.text.blocks import Notes
 from pipelines.text.readers import TextFile
@@ -82,7 +82,7 @@ def _conll(file: TextFile) -> Iterator[Text]:
         elif not line.startswith("#"):
             cells = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
             if len(cells) < 5:
-                raise InputError(f"{place}: {len(cells)} columns, fewer than CoNLL-2012 has")
+                raise InputError(f"{place}: {counted(len(cells), 'column')}, fewer than CoNLL-2012 has")
             if begins:
                 sentences.append(len(words))
                 begins = False
@@ -105,7 +105,7 @@ def _gum(file: TextFile) -> Iterator[Text]:
         elif line.strip() and not line.startswith("#"):
             cells = line.rstrip("\r\n").split("\t")
             if len(cells) < 3:
-                raise InputError(f"{place}: {len(cells)} columns; GUM has a number, a word and brackets")
+                raise InputError(f"{place}: {counted(len(cells), 'column')}; GUM has a number, a word and brackets")
             brackets.append((len(words), cells[2], place))
             words.append(cells[1])
     if words:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Builder
 from pipelines.storage.tables import BLOCKS, DOCUMENTS
@@ -95,7 +95,7 @@ def write_corpus(
     elif few is None:
         unit, reason = "sentences", "a document is never divided; --documents paragraph or line makes smaller ones"
     else:
-        unit, reason = "sentences", f"there are only {counts['sentences']:,} sentences"
+        unit, reason = "sentences", f"the text has only {counted(counts['sentences'], 'sentence')}"
     _check_sizes(counts, {"valid": valid, "test": test}, notes, unit, reason)
     return counts
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine import stage
 from pipelines.storage.manifest import digest
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Notes, block_of, bounded_lines, paragraphs
@@ -143,7 +143,7 @@ def read_parallel(text: TextFile, pair: TextFile) -> Iterator[Record]:
             yield Record(number, place, own, pair=other)
     if counts[0] != counts[1]:
         raise InputError(
-            f"{text.name!r} has {counts[0]:,} lines and {pair.name!r} has {counts[1]:,}: they are not parallel",
+            f"{text.name!r} has {counted(counts[0], 'line')} and {pair.name!r} has {counts[1]:,}: they are not parallel",
             hint="line n of one must be the translation of line n of the other",
         )
 
@@ -199,7 +199,7 @@ def _refuse_ragged(name: str, width: int, rows: Iterable[tuple[int, list[str]]],
     shown = ", ".join(f"line {number} ({size})" for number, size in wrong[:_SHOWN])
     more = f" and {len(wrong) - _SHOWN:,} more" if len(wrong) > _SHOWN else ""
     raise InputError(
-        f"{name!r}: {'the header' if header else 'the first row'} has {width} fields, other rows do not: {shown}{more}",
+        f"{name!r}: {'the header' if header else 'the first row'} has {counted(width, 'field')}, other rows do not: {shown}{more}",
         hint=("if quotes are plain letters here: --no-quoting" if quoting else "if the file uses quotes: --quoting")
         + "\n--ragged drop leaves such rows out, --ragged keep takes those that have all columns asked for",
     )
@@ -223,7 +223,7 @@ def _numbers(
             if names is not None:
                 columns_there = f"it has {short_list(names)}"
             elif wanted.isdecimal():
-                columns_there = f"its rows have {width} columns"
+                columns_there = f"its rows have {counted(width, 'column')}"
             else:
                 columns_there = "without a header columns are numbers from 1"
             raise InputError(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted, reason_of
 from pipelines.storage.files import open_parquet
 from pipelines.text.blocks import Document, Notes, record_blocks
 from pipelines.text.readers import LINE_LIMIT, check_expansion, looks_like
@@ -136,7 +136,7 @@ def parse_json(line: str, place: str) -> Any:
         hint = "write one whole object on each line"
         raise InputError(f"{place}: not JSON ({error.msg}, column {error.colno})", hint=hint) from error
     except ValueError as error:
-        raise InputError(f"{place}: not JSON ({str(error)[:80]})") from error
+        raise InputError(f"{place}: not JSON ({reason_of(error)[:80]})") from error
 
 
 def json_objects(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -194,7 +194,9 @@ def table_documents(
     for number, row in rows:
         if len(row) != len(header):
             hint = "if quotes are plain letters here: --no-quoting" if quoting else "if the file uses quotes: --quoting"
-            raise InputError(f"{name!r}, line {number}: {len(row)} fields, the header has {len(header)}", hint=hint)
+            raise InputError(
+                f"{name!r}, line {number}: {counted(len(row), 'field')}, the header has {len(header)}", hint=hint
+            )
         yield fields.document(row[text_at], row[id_at] if id_at is not None else None, name, "line", number, notes)
 
 

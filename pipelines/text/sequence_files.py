@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine.stage import Run
 from pipelines.storage.tables import column, list_column
 from pipelines.text.corpus_files import SPLITS
@@ -176,19 +176,23 @@ def _table(packed: Packed, columns: list[Any], schema: pa.Schema) -> pa.Table:
 _LONGER = "a greater --max-length, or --sequence-length where a command has that, keeps"
 
 _WARNINGS = {
-    "cut_sentences": f"sentences were longer than a sequence and were cut into pieces; no token is lost; {_LONGER} them whole",
-    "cut_examples": f"examples were longer than a sequence and were cut{{lost}}; {_LONGER} more of them",
-    "divided_examples": "examples were longer than a sequence and were divided into windows that overlap",
-    "cut_documents": f"documents were longer than a sequence: their last sentences are left out{{lost}}; {_LONGER} more",
-    "short_documents": "documents had too few sentences and were dropped",
-    "empty_oracles": "documents share no word with their summary, so that no sentence is right",
-    "one_sentence": "documents have one sentence, so no boundary, and were dropped",
-    "one_section": "documents have one section, so no boundary is right",
-    "cut_pairs": f"pairs had a side longer than a sequence and were cut; {_LONGER} them whole",
-    "long_pairs": f"pairs had a side longer than a sequence and were dropped; {_LONGER} them",
-    "empty_pairs": "pairs had a side without tokens and were dropped",
+    "cut_sentences": f"sentence{{s}} {{were}} longer than a sequence and {{were}} cut into pieces; no token is lost; {_LONGER} {{them}} whole",
+    "cut_examples": f"example{{s}} {{were}} longer than a sequence and {{were}} cut{{lost}}; {_LONGER} more of {{them}}",
+    "divided_examples": "example{s} {were} longer than a sequence and {were} divided into windows that overlap",
+    "cut_documents": f"document{{s}} {{were}} longer than a sequence: the last sentences are left out{{lost}}; {_LONGER} more",
+    "short_documents": "document{s} had too few sentences and {were} dropped",
+    "empty_oracles": "document{s} had no word in common with the summary, so that no sentence is right",
+    "one_sentence": "document{s} had one sentence, so no boundary, and {were} dropped",
+    "one_section": "document{s} had one section, so no boundary is right",
+    "cut_pairs": f"pair{{s}} had a side longer than a sequence and {{were}} cut; {_LONGER} {{them}} whole",
+    "long_pairs": f"pair{{s}} had a side longer than a sequence and {{were}} dropped; {_LONGER} {{them}}",
+    "empty_pairs": "pair{s} had a side without tokens and {were} dropped",
 }
-"""What is said of a split; ``{lost}`` stands for the share of its tokens that was cut off."""
+"""What is said of a split, by a count; ``{lost}`` stands for the share of its tokens that was cut off, other gaps for words of
+`_WORDS`."""
+
+_WORDS = {True: {"s": "", "were": "was", "them": "it"}, False: {"s": "s", "were": "were", "them": "them"}}
+"""By whether the count is 1."""
 
 
 def _warn(run: Run, replaced: int, of_text: Mapping[str, int]) -> None:
@@ -198,7 +202,8 @@ def _warn(run: Run, replaced: int, of_text: Mapping[str, int]) -> None:
         of_text: for each split, how many tokens of its sequences are not special.
     """
     if replaced:
-        run.warn(f"{replaced:,} pieces of text spelled a special token and became unknown tokens")
+        pieces = counted(replaced, "piece of text", "pieces of text")
+        run.warn(f"{pieces} spelled a special token and became unknown")
     splits = run.out.counts["splits"]
     for split, counts in splits.items():
         of_split = f"{split}: " if len(splits) > 1 else ""
@@ -206,7 +211,7 @@ def _warn(run: Run, replaced: int, of_text: Mapping[str, int]) -> None:
         lost = f", which loses {100 * cut / (cut + of_text[split]):.1f} % of all tokens" if cut else ""
         run.warn(
             *(
-                f"{of_split}{counts[key]:,} {what.format(lost=lost)}"
+                f"{of_split}{counts[key]:,} {what.format(lost=lost, **_WORDS[counts[key] == 1])}"
                 for key, what in _WARNINGS.items()
                 if counts.get(key)
             )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine.stage import Files, file_digest
 from pipelines.storage.files import machine_errors
 from pipelines.text.readers import known_extension, read_small
@@ -89,7 +89,12 @@ def expand(
                         raise InputError(f"{str(path)!r}: unknown kind of file", hint="name its format with --format")
         if not sources.paths and not sources.builtin:
             number = sources.skipped
-            extra = f"; {number} hidden files or files of unknown format were skipped" if number else ""
+            skipped = counted(
+                number,
+                "file that is hidden or of unknown format was",
+                "files that are hidden or of unknown format were",
+            )
+            extra = f"; {skipped} skipped" if number else ""
             raise InputError(
                 f"no text files in {', '.join(map(repr, arguments[:5])) or 'an empty list'}{extra}",
                 hint="name the files, or their format with --format" if number else None,

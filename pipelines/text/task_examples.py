@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.text.blocks import Notes
 from pipelines.text.examples import Layout, Record, plain_value
 from pipelines.text.readers import TextFile, whole_number
@@ -58,7 +58,9 @@ def read_arc(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     for number, row in quoted_rows(file.lines(), file.name, ","):
         place = file.place(number)
         if len(row) < 4:
-            raise InputError(f"{place}: {len(row)} columns; expected a question, its choices and the answer key")
+            raise InputError(
+                f"{place}: {counted(len(row), 'column')}; expected a question, its choices and the answer key"
+            )
         question, *choices, key = row
         yield from _record(number, place, question, "", choices, _key(key), None, file.notes)
 
@@ -169,8 +171,9 @@ def _tagged(
         return
     missing = sum(tag is None for tag in tags)
     if missing and (missing < len(tags) or split != "test"):
+        of = f"of the {counted(len(words), 'word')} of this sentence"
         raise InputError(
-            f"{place}: {missing} of the {len(words)} words of this sentence have no tag",
+            f"{place}: {counted(missing, f'{of} has', f'{of} have')} no tag",
             hint="each line is a word, a tab or a space, and a tag; --text-column and --label-column choose columns",
         )
     label = None if missing else " ".join(str(tag) for tag in tags)

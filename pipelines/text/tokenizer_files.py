@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from guidance.errors import InputError
+from guidance.errors import InputError, reason_of
 from pipelines.engine.stage import Files
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -126,7 +126,7 @@ def _json_object(data: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name}: not JSON ({str(error)[:80]!r})") from error
+        raise InputError(f"{name}: not JSON ({reason_of(error)[:80]!r})") from error
     if not isinstance(value, dict):
         raise InputError(f"{name}: expected a JSON object, found {type(value).__name__}")
     return value

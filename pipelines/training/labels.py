@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 
 if TYPE_CHECKING:
     from pipelines.training.learner import Setup
@@ -40,8 +40,9 @@ def training_labels(setup: Setup) -> list[str]:
     """
     labels = setup.train.labels.tolist()
     if missing := sum(label is None for label in labels):
+        of = f"of {len(labels):,} training examples"
         raise InputError(
-            f"{setup.sequences.reference}: {missing:,} of {len(labels):,} training examples have no label",
+            f"{setup.sequences.reference}: {counted(missing, f'{of} has', f'{of} have')} no label",
             hint="name their column: guide build-dataset --label-column NAME",
         )
     distinct = set(labels)

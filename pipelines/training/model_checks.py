@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.storage.manifest import digest
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) ->
 
     lengths = np.concatenate([split.lengths for split in splits.values()])
     if (longer := int((lengths > most).sum())) > 0:
+        of = f"of {reference}"
         raise InputError(
-            f"the model allows {most} tokens; {longer} sequences of {reference} are longer, the longest has {lengths.max()}",
+            f"the model allows {most} tokens; {counted(longer, f'sequence {of} is', f'sequences {of} are')} longer, the longest has "
+            f"{lengths.max()}",
             hint=f"guide build-sequences … --max-length {most}; of a dataset: --sequence-length {most}",
         )
 

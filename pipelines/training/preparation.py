@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from guidance.plan import Plan
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.batches import Examples
@@ -115,7 +115,7 @@ def _too_few_examples(order: AnyOrder, corpora: Sequence[Artifact]) -> list[str]
     else:
         return []  # its batches never span two epochs, so none repeats an example
     return [
-        f"{reference}: {size} training examples for {place:g} places in every batch, so a batch repeats examples"
+        f"{reference}: {counted(size, 'training example')} for {place:g} places in every batch, so a batch repeats examples"
         for reference, size, place in demands
         if size < place
     ]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from guidance.errors import counted
 from pipelines.storage.store import Store
 from pipelines.training.metrics_log import METRICS_LOG
 from pipelines.training.resuming import RUN_FILE
@@ -41,7 +42,7 @@ def state_of(work: Mapping[str, Any]) -> str:
     """``unfinished, step 40 of 1,000``, ``unfinished, 3 parts done``, or no more than that."""
     if work["step"] is not None:
         return f"unfinished, step {work['step']:,}" + (f" of {work['steps']:,}" if work["steps"] else "")
-    return "unfinished" + (f", {work['parts']:,} part{'' if work['parts'] == 1 else 's'} done" if work["parts"] else "")
+    return "unfinished" + (f", {counted(work['parts'], 'part')} done" if work["parts"] else "")
 
 
 def _last_step(folder: Path) -> int:

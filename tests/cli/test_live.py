@@ -98,7 +98,7 @@ def test_long_lines_are_cut_and_counted(work: SimpleNamespace, guide: Callable[.
     feed(monkeypatch, ("ba " * 40 + "\nbe .\n").encode())
     said = guide("translate", work.translator.reference, "--beams", 1, "--store", work.store.root)
     assert said.code == 0 and len(said.out.splitlines()) == 2
-    assert "warning: 1 lines were longer than the 12 tokens of the model and were cut" in said.err
+    assert "warning: 1 line was longer than the 12 tokens of the model, and cut" in said.err
 
 
 def spawn(*arguments: object) -> subprocess.Popen[bytes]:

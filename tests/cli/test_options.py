@@ -122,6 +122,20 @@ def test_a_wrong_value_is_a_usage_error_that_names_the_flag(trial, flags, messag
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("fsat", "'fsat' is not one of 'fast', 'slow'; did you mean 'fast'?"),
+        ("SLOW", "'SLOW' is not one of 'fast', 'slow'; did you mean 'slow'?"),
+        ("other", "'other' is not one of 'fast', 'slow'"),
+    ],
+)
+def test_a_wrong_choice_is_named_once_with_the_choices_and_the_nearest_of_them(trial, monkeypatch, mode, said):
+    assert trial("--mode", mode).err.splitlines()[0] == f"guide: --mode: {said}"
+    monkeypatch.setenv("GUIDE_MODE", mode)
+    assert trial().err.splitlines()[0] == f"guide: GUIDE_MODE: {said}"
+
+
 def test_flags_override_the_environment_which_overrides_the_file_which_overrides_defaults(trial, monkeypatch):
     assert trial().config["max_length"] == 128
     Path("guide.toml").write_text('[try-it]\nmax-length = 32\nwords = ["toml"]\nlower = false\nrate = 2\n')
@@ -176,6 +190,18 @@ def test_an_error_of_the_work_names_where_its_values_were_given(guide, monkeypat
     monkeypatch.delenv("GUIDE_STORE")
     Path("guide.toml").write_text('store = "from-file"\n')
     assert "--store was given by 'guide.toml', store" in guide("show", "nothing").err
+
+
+def test_an_error_about_something_else_does_not_name_where_the_store_was_given(trial, guide, monkeypatch):
+    monkeypatch.setenv("GUIDE_STORE", "no")  # two letters that many words have
+    answer = guide("plan", "check", "preset:nothing")
+    assert answer.code == 2 and "nothing" in answer.err and "GUIDE_STORE" not in answer.err
+    monkeypatch.setenv("GUIDE_STORE", "far/away")
+    trial(store="far/away")
+    manifest = next(Path("far/away/trial").glob("*/artifact.json"))
+    manifest.write_text("{}")
+    answer = guide("show", str(manifest.parent))
+    assert answer.code == 2 and "it is not a manifest" in answer.err and "GUIDE_STORE" not in answer.err
 
 
 @pytest.mark.parametrize("place", ["flag", "before", "environment"])

@@ -311,6 +311,7 @@ def test_a_decoder_only_model_is_refused(guide):
         ('[{"layer": 0, "head": 0, "score": 1}]', "no score for layer 0, head 1"),
         ("7", "not a table of scores"),
         ('[[1, "x"]]', "not a table of scores"),
+        (f"[[{'9' * 5000}]]", "not a table of scores (a number has too many digits)"),
         ("[[NaN, 1], [1, 1]]", "NaN for layer 0, head 0"),
         ('[{"layer": true, "head": 0, "score": 1}]', "True is not a whole number"),
         ('[{"layer": 0, "head": 1.7, "score": 1}]', "1.7 is not a whole number"),

@@ -177,7 +177,7 @@ def test_every_word_of_a_long_text_has_the_tag_of_the_evaluation(
     assert len(found[0]["tags"]) == 121 and found[0]["scores"][-1] == 0 < min(found[0]["scores"][:-1])
     assert 0 < metrics["f1"] <= 1
     said_ = guide("predict", model, str(plain), "--out", str(out), "--store", str(work.store.root))
-    assert said_.code == 0 and ": 1 examples were longer than a sequence and were divided into windows" in said_.err
+    assert said_.code == 0 and ": 1 example was longer than a sequence and was divided into windows" in said_.err
     assert "test" not in said_.err.replace(str(tmp_path), ""), "the split is a detail of ours"
     tagged = zip(found[0]["words"], found[0]["tags"], strict=True)
     assert out.read_text().split("\n\n")[0] == "\n".join(f"{word}\t{tag}" for word, tag in tagged)

@@ -111,6 +111,12 @@ def test_a_strange_manifest_is_refused_at_once(folder, data):
     assert time.monotonic() - started < 1
 
 
+def test_a_manifest_with_a_long_number_is_refused_in_plain_words(folder):
+    (folder / MANIFEST).write_bytes(STRANGE_MANIFESTS["a long number"])
+    with pytest.raises(ArtifactDamaged, match=r"artifact\.json: a number has too many digits"):
+        Artifact(folder)
+
+
 def test_a_manifest_of_100_megabytes_is_refused_at_once(folder):
     with open(folder / MANIFEST, "wb") as file:
         file.truncate(100 << 20)

@@ -289,6 +289,7 @@ def test_nested_configurations_are_cleaned_too() -> None:
         (b"3", "not a model configuration"),
         (b"\xff\xfe\x00", "not a model configuration"),
         (b"[" * 100_000, "not a model configuration"),
+        (b'{"model_type": ' + b"9" * 5000 + b"}", r"not a model configuration \(a number has too many digits\)"),
         (b"{}", "no architecture 'None'"),
         (b'{"model_type": "attacker"}', "no architecture 'attacker'"),
         (b'{"model_type": ["roberta"]}', "no architecture"),

@@ -169,6 +169,7 @@ def test_neighbours_and_the_token_itself_are_a_depthwise_convolution() -> None:
         ({"of": ["key", "key"]}, "names a place twice"),
         ({"of": ["stream"], "heads": [0]}, 'of = \\["stream"\\] belongs to whole layers'),
         ({"of": ["elsewhere"]}, "is not a choice"),
+        ({"of": ["qurey"]}, "of = 'qurey' is not a choice; did you mean 'query'\\?"),
         ({"attention": "cross", "stack": "decoder", "of": ["query"]}, "one sequence"),
     ],
 )

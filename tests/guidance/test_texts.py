@@ -101,7 +101,7 @@ def test_the_sample_of_the_command_line_has_the_same_features(tmp_path: Path) ->
     [
         ([TEXT], [[Word(30, 40)]], "word 0 has the place 30 to 40, in a text of 35"),
         ([TEXT], [[Word(4, 8), Word(0, 3)]], "word 1 has the place 0 to 3"),
-        ([TEXT], [[Word(0, 3, head=1)]], "the head of word 0 is 1, of 1 words"),
+        ([TEXT], [[Word(0, 3, head=1)]], "the head of word 0 is 1, of 1 word"),
         ([TEXT, TEXT], None, "2 texts, 1 encodings"),
     ],
 )

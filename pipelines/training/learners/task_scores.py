@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from guidance.installation import Handle
 from pipelines.drawing import MOST_CLASSES, confusion_picture
 from pipelines.engine.stage import Run
@@ -39,7 +39,10 @@ def evaluate(run: Run, model: Any, handle: Handle, task: Task) -> None:
     counts = {"examples": len(predictions), "unlabelled": sum(p.gold is None for p in predictions)}
     counts |= unknown | seen_in_training(run, predictions)
     if counts["unlabelled"]:
-        run.warn(f"{counts['unlabelled']:,} of {len(predictions):,} examples have no label; the metrics leave them out")
+        of = f"of {len(predictions):,} examples"
+        run.warn(
+            f"{counted(counts['unlabelled'], f'{of} has', f'{of} have')} no label; the metrics leave out such examples"
+        )
     report = task.report(predictions)
     report |= sparsity(run, model, handle, task)
     report["slices"] = slices(task, predictions, {"tokens": _thirds(tokens), "source": sources})
@@ -75,7 +78,9 @@ def unknown_labels(run: Run, task: Task) -> dict[str, int]:
             hint="--label-column of `guide build-dataset` chooses the column of the labels",
         )
     number = sum(not all(own.values()) for own in answers)
-    run.warn(f"{number:,} of {len(gold):,} examples have labels that the model does not know: {short_list(unknown)}")
+    of = f"of {len(gold):,} examples"
+    have = counted(number, f"{of} has", f"{of} have")
+    run.warn(f"{have} labels that the model does not know: {short_list(unknown)}")
     return {"unknown_labels": number}
 
 
@@ -87,7 +92,8 @@ def seen_in_training(run: Run, predictions: Sequence[Prediction]) -> dict[str, i
     tested = text_digests(run.inputs["corpus"])
     numbers = {prediction.number for prediction in predictions}
     if seen := sum(tested[number] in known for number in numbers):
-        run.warn(f"{seen:,} of {len(numbers):,} examples have the text of an example that the model was trained on")
+        of = f"of {len(numbers):,} examples"
+        run.warn(f"{counted(seen, f'{of} has', f'{of} have')} the text of an example that the model was trained on")
     return {"seen_in_training": seen}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from guidance.tasks.scores import accuracy
 from pipelines.training.objective import Card, classifies, predicts_a_value
 from pipelines.training.task import UNKNOWN, Batch, Prediction, Task
@@ -48,7 +48,7 @@ class Choice(Task):
         """Raises InputError when a training example has no right choice."""
         if missing := sum(label is None for label in setup.train.labels.tolist()):
             raise InputError(
-                f"{setup.sequences.reference}: the right choice of {missing:,} training rows is not known",
+                f"{setup.sequences.reference}: the right choice of {counted(missing, 'training row')} is not known",
                 hint="name the field of the answer: guide build-dataset --label-column NAME",
             )
         return cls()

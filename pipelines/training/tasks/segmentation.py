@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from guidance.errors import counted
 from guidance.tasks.scores import Agreement
 from pipelines.engine.stage import Config
 from pipelines.training.objective import Card
@@ -135,9 +136,8 @@ class Segmentation(YesNoTask):
         }
         if data.counts.get("sharing_test_documents") and run.config.split == "test":
             counts["sharing_test_documents"] = data.counts["sharing_test_documents"]
-            run.warn(
-                f"contaminated: {counts['sharing_test_documents']:,} test documents share a sentence with a training document"
-            )
+            shared = counted(counts["sharing_test_documents"], "test document shares", "test documents share")
+            run.warn(f"contaminated: {shared} a sentence with a training document")
         more = task_scores.sparsity(run, model, handle, task)
         slices = task_scores.slices(task, predictions, {"source": sources})
         write_metrics(run, cls.name, task.metrics(predictions), about, counts, **more, slices=slices)

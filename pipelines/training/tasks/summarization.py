@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from guidance.tasks.scores import Agreement
 from guidance.tasks.summaries import normalised_gain, select
 from pipelines.training.objective import Card
@@ -138,7 +138,8 @@ class Summarization(YesNoTask):
         }
         empty = sum(not sentences for sentences in chosen["oracle"])
         if empty:
-            run.warn(f"{empty:,} of {len(predictions):,} documents share no word with their summary")
+            of = f"of {len(predictions):,} documents"
+            run.warn(counted(empty, f"{of} shares no word with its summary", f"{of} share no word with their summary"))
         write_metrics(
             run,
             cls.name,

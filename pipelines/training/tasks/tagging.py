@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import eq
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from guidance.tasks.entities import OUTSIDE, entity_agreement, token_agreement
 from guidance.tasks.scores import Agreement, accuracy
 from pipelines.training.objective import Card
@@ -56,9 +56,8 @@ class Tagging(Task):
         """
         labels = setup.train.labels.tolist()
         if missing := sum(label is None for label in labels):
-            raise InputError(
-                f"{setup.sequences.reference}: {missing:,} of {len(labels):,} training examples have no tags"
-            )
+            of = f"of {len(labels):,} training examples"
+            raise InputError(f"{setup.sequences.reference}: {counted(missing, f'{of} has', f'{of} have')} no tags")
         tags = sorted({tag for label in labels for tag in label.split()}, key=lambda tag: (tag != OUTSIDE, tag))
         if len(tags) < 2:
             raise InputError(

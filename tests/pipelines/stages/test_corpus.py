@@ -313,7 +313,7 @@ def test_a_split_far_from_the_fraction_asked_for_is_a_warning(store: Store, tmp_
     artifact = build(store, path, valid=0.05)
     assert {row["split"] for row in blocks(artifact)} == {"train"}
     assert artifact.manifest["warnings"] == [
-        "valid has 0 sentences of 2, 0.0%; 5 % was asked for: there are only 2 sentences"
+        "valid has 0 sentences of 2, 0.0%; 5 % was asked for: the text has only 2 sentences"
     ]
     many = write(tmp_path / "in", {f"{n}.txt": f"Text {n}.\n" * (1 if n else 5000) for n in range(40)})
     (warning,) = build(store, many, valid=0.05).manifest["warnings"]

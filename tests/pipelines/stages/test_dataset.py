@@ -205,7 +205,7 @@ def test_examples_that_share_their_text_with_training_are_counted(store: Store, 
     test = write(tmp_path / "b.csv", "text,label\nsame  TEXT,1\nnew,0\nother one,0\n")
     made = make(store, train, test=test)
     assert made.counts["sharing_text"] == {"test": 1}
-    assert "test: 1 of 3 examples have the text of a training example" in made.manifest["warnings"]
+    assert "test: 1 of 3 examples has the text of a training example" in made.manifest["warnings"]
     words = [write(tmp_path / f"{n}.conll", text) for n, text in enumerate(("a O\nb O\n", "a O\nb O\n\nb O\n"))]
     assert make(store, words[0], test=words[1], format="conll").counts["sharing_text"] == {"test": 1}
     texts = [write(tmp_path / f"{n}.jsonl", '{"text": "A b.", "summary": "a"}\n') for n in range(2)]

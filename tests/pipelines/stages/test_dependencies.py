@@ -299,7 +299,7 @@ def test_a_sentence_that_cannot_be_parsed_does_not_affect_others(store: Store, t
 
 def test_a_parser_that_fails_on_every_sentence_is_refused(store: Store, tmp_path: Path) -> None:
     text = make_corpus(store, {"a.txt": "One. Two."})
-    with pytest.raises(InputError, match="none of 2 sentences has a tree: failed"):
+    with pytest.raises(InputError, match="no sentence of 2 has a tree: failed"):
         parse(store, text, by_hand(tmp_path / "model", fails_on="."))
 
 
@@ -625,7 +625,7 @@ def test_a_share_verifies_the_parts_that_it_reads(store: Store, tmp_path: Path, 
 
 def test_trees_of_another_text_are_refused(store: Store, tmp_path: Path) -> None:
     (tmp_path / "t.conllu").write_text(conllu(DU))
-    with pytest.raises(InputError, match="none of 1 sentences has a tree: not found") as caught:
+    with pytest.raises(InputError, match="no sentence of 1 has a tree: not found") as caught:
         parse(store, make_corpus(store, {"x.txt": "Something else."}), f"conllu:{tmp_path / 't.conllu'}")
     assert "build-corpus" in str(caught.value.hint)
 

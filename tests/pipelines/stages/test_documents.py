@@ -206,7 +206,7 @@ def test_test_documents_that_share_a_sentence_with_training_are_counted_or_dropp
     write(folder / "b.ref", "D .\n==========\nE .\n")
     made = make(store, train, test=folder, format="choi")
     assert made.counts["sharing_test_documents"] == 1 and made.counts["documents"] == 3
-    assert any("1 of 2 test documents share a sentence" in warning for warning in made.manifest["warnings"])
+    assert any("1 of 2 test documents shares a sentence" in warning for warning in made.manifest["warnings"])
     clean = make(store, train, test=folder, format="choi", drop_shared=True)
     assert column(clean, "id") == ["train/train.ref", "test/b.ref"]
     assert clean.counts["dropped"] == {"test documents that share a sentence with training": 1}

@@ -111,7 +111,7 @@ def test_single_texts_keep_their_first_tokens_and_every_example_has_a_row(store:
     assert data.counts["splits"]["train"]["cut_examples"] == 1
     assert data.counts["splits"]["train"]["cut_tokens"] == 2
     (warning,) = data.manifest["warnings"]
-    assert warning.startswith("1 examples were longer than a sequence and were cut, which loses 18.2 % of all tokens; ")
+    assert warning.startswith("1 example was longer than a sequence and was cut, which loses 18.2 % of all tokens; ")
     assert "a greater --max-length" in warning
 
 

@@ -224,7 +224,7 @@ def test_labels_that_the_model_does_not_know_are_told_and_refused_where_it_knows
     rows = [*reviews(4), {"text": "a new film", "label": "mixed"}]
     made = evaluated(store, model, build(store, tmp_path, {"test": rows}))
     assert made.counts["unknown_labels"] == 1
-    assert "1 of 5 examples have labels that the model does not know: 'mixed'" in made.manifest["warnings"]
+    assert "1 of 5 examples has labels that the model does not know: 'mixed'" in made.manifest["warnings"]
     others = [{**row, "label": row["label"].upper()} for row in reviews(4)]
     with pytest.raises(InputError, match="the model knows none of its labels, 'BAD', 'GOOD'; it knows 'bad', 'good'"):
         evaluated(store, model, build(store, tmp_path, {"test": others}))
@@ -237,7 +237,7 @@ def test_tested_examples_that_the_model_was_trained_on_are_counted(
     rows = [{**known, "text": known["text"].upper().replace(" ", "  ")}, {"text": "nothing like it", "label": "good"}]
     made = evaluated(store, model, build(store, tmp_path, {"test": rows}))
     assert made.counts["seen_in_training"] == 1
-    assert "1 of 2 examples have the text of an example that the model was trained on" in made.manifest["warnings"]
+    assert "1 of 2 examples has the text of an example that the model was trained on" in made.manifest["warnings"]
     own = evaluated(store, model, data).counts["seen_in_training"]
     training = {row["text"] for row in reviews()}
     assert own == sum(row["text"] in training for row in reviews(12, 200)) == data.counts["sharing_text"]["test"]

@@ -99,7 +99,7 @@ def test_what_cannot_be_folded_is_refused(tmp_path: Path, store: Store) -> None:
     with pytest.raises(InputError, match="5 different texts, too few for 6 folds"):
         folds.run(data.reference, folds.Config(folds=6), store=store)
     repeated = finetunings.build(store, tmp_path, {"train": [numbered(1)[0]] * 9})
-    with pytest.raises(InputError, match="1 different texts"):
+    with pytest.raises(InputError, match="1 different text,"):
         folds.run(repeated.reference, folds.Config(folds=2), store=store)
     with pytest.raises(ValueError, match="numbered from 0 to 2"):
         folds.Config(folds=3, fold=3)

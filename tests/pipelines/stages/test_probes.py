@@ -187,7 +187,7 @@ def test_gap_is_what_a_plain_computation_gives(store: Store, tmp_path: Path) -> 
     table = table_of(made)
     assert table.titles == ("", "all", "any word") and table.rows[0] == ("questions", "3", "3")
     assert [row[0] for row in table.rows[-2:]] == ["nearest mention", "rules in order"], "no candidate is a pronoun"
-    assert "1 pronouns have no antecedent among their candidates" in table.notes[0]
+    assert "1 pronoun has no antecedent among the candidates" in table.notes[0]
 
 
 def test_winobias_is_measured_for_and_against_stereotypes(store: Store, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_documents_are_cut_or_read_in_windows_or_sentences(store: Store, tmp_pat
     cut = counts()  # six words fit beside the special tokens
     assert (cut["texts"], cut["cut_off_mentions"], cut["questions"]) == (2, 1, 2)
     whole = probe_coreference.run(folder, [file], probe_coreference.Config(max_length=8), store=store).artifact
-    assert "1 of 6 mentions were cut off; --scope windows reads whole documents" in table_of(whole).notes[0]
+    assert "1 of 6 mentions was cut off; --scope windows reads whole documents" in table_of(whole).notes[0]
     windows = counts(scope="windows")
     assert (windows["texts"], windows["cut_off_mentions"], windows["questions"]) == (3, 0, 1)
     assert counts(scope="sentences")["questions"] == 1
@@ -380,6 +380,20 @@ def test_what_is_missing_is_noticed_before_a_model_is_opened(
         probe_sinks.run(folder, "nofile.txt", store=store)
     with pytest.raises(InputError, match=r"no artifact 'nomodel'"):
         probe_distance.run(folder, written(tmp_path, "text.txt", "anna saw anna .\n"), "nomodel", store=store)
+
+
+def test_a_file_in_a_wrong_format_is_refused_before_the_model_is_opened(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WatchedModel, "of", None)
+    folder, prose = saved(tmp_path / "model", matching()), written(tmp_path, "prose.txt", "anna saw the dog .\n")
+    with pytest.raises(InputError, match=r"'prose.txt': no format of coreference"):
+        probe_coreference.run(folder, [written(tmp_path, "one.conll", COREF), prose], store=store)
+    tree = written(tmp_path, "one.conllu", "1\ta\ta\tX\t_\t_\t0\troot\t_\t_\n\n")
+    with pytest.raises(InputError, match=r"'prose.txt', line 1: 1 column, CoNLL-U has 10"):
+        probe_dependencies.run(folder, [tree, prose], store=store)
+    with pytest.raises(InputError, match=r"'prose.txt', line 1: not a sentence"):
+        probe_reflexives.run(folder, prose, store=store)
 
 
 def test_what_cannot_be_probed_is_refused(store: Store, tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ def _workspace(
     if not Path(data).is_file():
         session.store.find(data)
     settings = discover_score.Config(**config.model_dump())
-    return Workspace({name: name for name in names}, data, settings, session.store, can_accept=is_writable)
+    sides = {name: name for name in names}
+    return Workspace(sides, data, settings, session.store, can_accept=is_writable, store_flag=session.store_flag)
 
 
 def _check_exists(model: str, store: Any) -> None:

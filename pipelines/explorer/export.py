@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from pipelines.explorer.workspace import Workspace, as_json
 
-MODULES = ("colours", "api", "grid", "matrix", "panels", "app")
+MODULES = ("dom", "colours", "api", "state", "grid", "matrix", "panels", "app")
 """The scripts of the page, those first that others import."""
 
 

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from guidance.errors import GuideError
+from pipelines.explorer.export import MODULES
 from pipelines.explorer.side import Side
 from pipelines.explorer.workspace import Workspace, as_json
 from pipelines.progress import log
@@ -30,10 +31,7 @@ MOST_BODY = 64 << 10
 PAGE: Mapping[str, tuple[str, str]] = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/style.css": ("style.css", "text/css; charset=utf-8"),
-    **{
-        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
-        for name in ("app", "api", "colours", "grid", "matrix", "panels")
-    },
+    **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in MODULES},
 }
 """What is served without a cookie: the page itself, which holds no data."""
 

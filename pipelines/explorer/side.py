@@ -221,7 +221,8 @@ class Side:
         if number is not None:
             maps = self._maps_of(number)
         elif self._average:
-            maps = {site: np.sqrt(mean) * 255 for site, mean in self._average.items()}
+            size = self._average_size
+            maps = {site: np.sqrt(mean[:, :size, :size]) * 255 for site, mean in self._average.items()}
         else:
             raise InputError("the average is not known yet")
         return b"".join(_tile(maps[site]).tobytes() for site in self._sites())

@@ -35,6 +35,7 @@ class Workspace:
         data: what `discover_score` takes; ``title``: how they are called on the page, if not so.
         config: how they are read, and which patterns are measured first.
         can_accept: whether marked heads may be turned into a plan, which is written to the store.
+        store_flag: what a command needs at its end to find that store.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class Workspace:
         *,
         title: str = "",
         can_accept: bool = False,
+        store_flag: str = "",
     ) -> None:
         self.data, self.config, self.store, self.title, self.can_accept = data, config, store, title or data, can_accept
+        self._store_flag = store_flag
         self.worker = Worker()
         self.sides = [Side(name, self.worker) for name in models]
         self.patterns: dict[str, Pattern] = {}
@@ -153,7 +156,8 @@ class Workspace:
             self.accepted = None
             bar = self.worker.progress("making the plan")
             marks = {**marked, "seen": self.seen}
-            self.accepted = accept(marks, self._models[0], self.data, self.config, self.store, bar)
+            made = accept(marks, self._models[0], self.data, self.config, self.store, bar)
+            self.accepted = {**made, "command": made["command"] + self._store_flag}
             self.worker.show()
 
         self.worker.add("making the plan", job)

@@ -2,29 +2,19 @@
 
 import { Refused, bytes, enter, has, isSaved, json, post } from "./api.js";
 import { percent, viridis } from "./colours.js";
+import { $, element } from "./dom.js";
 import { Grid, nameOf } from "./grid.js";
 import { Matrix } from "./matrix.js";
 import { listDecisions, listExamples, listHeads } from "./panels.js";
+import { decisions, readAddress, view, writeAddress } from "./state.js";
 
-const $ = (id) => document.getElementById(id);
-
-// What is shown; everything but decisions stands in the address.
-const view = { layer: null, head: null, kind: "self", example: 0, view: "example", colour: "", pictures: "average", role: "", pattern: "" };
-const decisions = [];
 let overview = null;
-let sides = []; // for each model: {grid, matrix, heads}
-let chosen = false; // whether a person has chosen a colour; importance comes later than the rest
+let sides = []; // for each model: {grid, matrix, heads, number}
+let awaited = ""; // the pattern whose measurement is to be shown when it is done, unless something else was chosen since
 let shown = 0; // counts requests for maps, so that a late answer is dropped
 
-function readAddress() {
-  for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
-    if (["layer", "head", "example"].includes(name) && /^\d{1,9}$/.test(value)) {
-      view[name] = Number(value);
-    } else if (["kind", "view", "colour", "pictures", "role", "pattern"].includes(name)) {
-      view[name] = value;
-      chosen ||= name === "colour";
-    }
-  }
+// Show in the controls what the address says.
+function setControls() {
   for (const name of ["view", "pictures"]) {
     $(name).value = view[name];
     if ($(name).selectedIndex < 0) {
@@ -33,16 +23,6 @@ function readAddress() {
     }
   }
   $("pattern").value = view.pattern;
-}
-
-function writeAddress() {
-  const kept = new URLSearchParams();
-  for (const [name, value] of Object.entries(view)) {
-    if (value !== null && value !== "") {
-      kept.set(name, String(value));
-    }
-  }
-  history.replaceState(null, "", `#${kept}`);
 }
 
 function problem(where, error) {
@@ -57,10 +37,9 @@ function problem(where, error) {
 
 function gone() {
   if (!$("gone")) {
-    const told = document.createElement("p");
+    const told = element("p", "The server has ended. What is drawn stays; start `guide discover serve` again to go on.");
     told.id = "gone";
     told.setAttribute("role", "alert");
-    told.textContent = "The server has ended. What is drawn stays; start `guide discover serve` again to go on.";
     document.body.prepend(told);
   }
 }
@@ -129,6 +108,7 @@ function showAccepted() {
     $("accepted-command").textContent = made.command;
     $("accepted-plan").textContent = made.plan;
     if (isNew) {
+      $("copied").textContent = "";
       $("accepted").scrollIntoView({ block: "nearest" });
     }
   }
@@ -152,11 +132,17 @@ async function refresh() {
   offerChoices();
   await drawTiles();
   paint();
-  if (view.layer === null) {
-    const first = mostTelling();
-    if (first) {
-      await choose(first);
+  showDecisions();
+  if (!sides.some((side) => side.heads)) {
+    return;
+  }
+  if (!holder()) {
+    if (view.layer !== null && !sides.every((side) => side.heads)) {
+      return; // the other model may have it
     }
+    const first = mostTelling();
+    read(view.layer === null ? "" : `There is no head ${nameOf(view)}. Head ${nameOf(first)} is shown.`);
+    await choose(first, false);
   } else {
     facts();
     if (!sides.some((side) => side.matrix.map)) {
@@ -167,10 +153,7 @@ async function refresh() {
 
 // The head to begin with: of those that stand out on a pattern the one that looks most at it beyond chance, or else the first.
 function mostTelling() {
-  const known = sides[0].heads;
-  if (!known) {
-    return null;
-  }
+  const known = sides.find((side) => side.heads).heads;
   const { heads, patterns, outstanding, by_chance: byChance } = known;
   const found = patterns.flatMap((name, place) => outstanding[name].map((n) => [heads[n].relevance[place] / Math.max(byChance[name], 1e-9), heads[n]]));
   found.sort((one, other) => other[0] - one[0]);
@@ -184,17 +167,16 @@ function build() {
   sides = overview.models.map((model, n) => {
     const name = overview.models.length > 1 ? model.name : "";
     if (name) {
-      const title = document.createElement("p");
+      const title = element("p", name);
       title.className = "model";
-      title.textContent = name;
       $("grids").append(title);
     }
-    const element = document.createElement("div");
-    element.className = "grid";
-    element.setAttribute("role", "group");
-    element.setAttribute("aria-label", `heads of ${model.name}`);
-    $("grids").append(element);
-    const grid = new Grid(element, name ? `${name}: ` : "", choose, mark);
+    const group = element("div");
+    group.className = "grid";
+    group.setAttribute("role", "group");
+    group.setAttribute("aria-label", `heads of ${model.name}`);
+    $("grids").append(group);
+    const grid = new Grid(group, name ? `${name}: ` : "", choose, mark);
     return { grid, matrix: new Matrix($("maps"), name, read), heads: null, number: n };
   });
 }
@@ -204,7 +186,7 @@ function read(text) {
 }
 
 function offerChoices() {
-  const heads = sides[0].heads;
+  const heads = sides.find((side) => side.heads)?.heads;
   if (!heads) {
     return;
   }
@@ -218,24 +200,33 @@ function offerChoices() {
     $("colour").replaceChildren(...options.map(([value, text]) => new Option(text, value)));
     $("patterns").replaceChildren(...overview.patterns.map(({ name }) => new Option(name, name)));
   }
-  if (!chosen || !options.some(([value]) => value === view.colour)) {
-    view.colour = options[0][0];
-  }
-  $("colour").value = view.colour;
+  $("colour").value = colour();
+}
+
+// The measure that colours heads: the one that a person chose, if it is known, or else the first; importance comes later than the rest.
+function colour() {
+  const known = [...$("colour").options].map((option) => option.value);
+  return known.includes(view.colour) ? view.colour : known[0] ?? "";
+}
+
+// The pattern that colours heads, or an empty text.
+function colourPattern() {
+  return colour().startsWith("on ") ? colour().slice(3) : "";
 }
 
 function measureOf(side) {
-  if (!view.colour.startsWith("on ")) {
-    return (head) => head[view.colour];
+  const pattern = colourPattern();
+  if (!pattern) {
+    return (head) => head[colour()];
   }
-  const place = side.heads.patterns.indexOf(view.colour.slice(3));
+  const place = side.heads.patterns.indexOf(pattern);
   return (head) => (place < 0 ? null : head.relevance[place]);
 }
 
 function paint() {
   const values = sides.filter((side) => side.heads).flatMap((side) => side.heads.heads.map(measureOf(side)));
   const most = Math.max(...values.filter((value) => value !== null), 1e-9);
-  const pattern = view.colour.startsWith("on ") ? view.colour.slice(3) : "";
+  const pattern = colourPattern();
   for (const side of sides.filter((each) => each.heads)) {
     const measure = measureOf(side);
     const out = new Set(side.heads.outstanding[pattern] ?? []);
@@ -244,7 +235,7 @@ function paint() {
     side.grid.paint(
       (head) => (measure(head) === null ? null : measure(head) / most),
       (head) => (out.has(places.get(head)) ? "★" : "") + (isMarked(head) ? "●" : ""),
-      (head) => `, ${view.colour.replace(/^on /, "attention on ")} ${percent(measure(head))}${out.has(places.get(head)) ? ", stands out" : ""}`,
+      (head) => `, ${colour().replace(/^on /, "attention on ")} ${percent(measure(head))}${out.has(places.get(head)) ? ", stands out" : ""}`,
     );
     side.grid.press(view);
   }
@@ -279,9 +270,9 @@ async function drawTiles() {
 
 // one head
 
-async function choose(head) {
+async function choose(head, step = true) {
   Object.assign(view, { layer: head.layer, head: head.head, kind: head.kind });
-  writeAddress();
+  writeAddress(step);
   for (const side of sides) {
     side.grid.press(view);
   }
@@ -290,23 +281,30 @@ async function choose(head) {
   listTop();
 }
 
-function current(side = sides[0]) {
-  return side.heads?.heads.find((head) => head.layer === view.layer && head.head === view.head && head.kind === view.kind);
+function current(side) {
+  return side?.heads?.heads.find((head) => head.layer === view.layer && head.head === view.head && head.kind === view.kind);
+}
+
+// The first model that has the chosen head.
+function holder() {
+  return sides.find((side) => current(side));
 }
 
 function facts() {
-  const head = current();
+  const side = holder();
+  const head = current(side);
   if (!head) {
     return;
   }
   $("head-title").textContent = `Layer ${head.layer}, head ${head.head}${head.kind === "self" ? "" : ` (${head.kind})`}`;
-  const { patterns, by_chance: byChance, outstanding, heads } = sides[0].heads;
+  const { patterns, by_chance: byChance, outstanding, heads } = side.heads;
   const place = heads.indexOf(head);
   const best = patterns.map((name, n) => [name, head.relevance[n], head.relevance[n] / Math.max(byChance[name], 1e-9)])
     .filter(([name, value]) => value !== null && byChance[name] < 0.9).sort((a, b) => b[2] - a[2]).slice(0, 4)
     .map(([name, value, lift]) => `${name} ${percent(value, 0)} (${lift.toFixed(1)} × chance${outstanding[name].includes(place) ? ", stands out" : ""})`);
   const importance = head.importance === null ? "" : `importance ${percent(head.importance, 0)} · `;
-  $("facts").textContent = `${importance}entropy ${percent(head.entropy, 0)} · closest patterns: ${best.join(", ")}`;
+  const only = sides.length > 1 && sides.some((each) => each.heads && !current(each)) ? `only in ${overview.models[side.number].name} · ` : "";
+  $("facts").textContent = `${only}${importance}entropy ${percent(head.entropy, 0)} · closest patterns: ${best.join(", ")}`;
 }
 
 function overlayOf(example, keys) {
@@ -337,7 +335,11 @@ async function keysOf(number) {
   $("pattern-problem").textContent = "";
   $("pattern-summary").textContent = overview.patterns.find(({ name }) => name === text)?.summary ?? "";
   const path = `api/preview?model=0&example=${number}&pattern=${encodeURIComponent(text)}`;
-  if (!text || !has(path)) {
+  if (!text) {
+    return null;
+  }
+  if (!has(path)) {
+    $("pattern-problem").textContent = "This page was saved, and holds only the patterns that were measured; `guide discover serve` reads any.";
     return null;
   }
   try {
@@ -360,6 +362,7 @@ async function show() {
   try {
     const preview = view.view === "example" ? await keysOf(view.example) : null;
     for (const [n, side] of sides.entries()) {
+      side.matrix.figure.hidden = !current(side);
       if (!current(side)) {
         continue;
       }
@@ -401,11 +404,11 @@ function offerRoles(example) {
   view.role = $("role").value;
 }
 
-async function goTo(number) {
+async function goTo(number, step = true) {
   const last = (overview.models[0].examples ?? 1) - 1;
   view.example = Math.min(last, Math.max(0, number || 0));
   $("example").value = String(view.example);
-  writeAddress();
+  writeAddress(step);
   await show();
   if (view.pictures === "example") {
     await drawTiles();
@@ -413,8 +416,8 @@ async function goTo(number) {
 }
 
 async function listTop() {
-  const pattern = view.colour.startsWith("on ") ? view.colour.slice(3) : "";
-  const path = `api/top?model=0&layer=${view.layer}&head=${view.head}&kind=${view.kind}&pattern=${encodeURIComponent(pattern)}`;
+  const pattern = colourPattern();
+  const path = `api/top?model=${holder()?.number ?? 0}&layer=${view.layer}&head=${view.head}&kind=${view.kind}&pattern=${encodeURIComponent(pattern)}`;
   $("top-panel").hidden = !has(path);
   if (!$("top-panel").open || !has(path)) {
     return;
@@ -432,7 +435,7 @@ async function listTop() {
 
 function listFound() {
   const { heads } = sides[0];
-  const name = view.colour.startsWith("on ") ? view.colour.slice(3) : $("pattern").value.trim();
+  const name = colourPattern() || $("pattern").value.trim();
   const place = heads ? heads.patterns.indexOf(name) : -1;
   if (place < 0) {
     $("found").hidden = true;
@@ -450,14 +453,13 @@ async function tryPattern(event) {
     return;
   }
   try {
-    const { name } = await post("api/patterns", { pattern: text });
-    view.colour = `on ${name}`;
-    chosen = true;
-    writeAddress();
-    if (sides[0].heads?.patterns.includes(name)) {
-      $("colour").value = view.colour;
-      paint();
+    const name = isSaved ? text : (await post("api/patterns", { pattern: text })).name;
+    if (sides.some((side) => side.heads?.patterns.includes(name))) {
+      colourBy(`on ${name}`);
+    } else if (isSaved) {
+      $("pattern-problem").textContent = "This page was saved, and measures nothing; `guide discover serve` does.";
     } else {
+      awaited = name;
       waitFor(name);
     }
   } catch (error) {
@@ -465,8 +467,18 @@ async function tryPattern(event) {
   }
 }
 
+// Colour heads by another measure.
+function colourBy(measure) {
+  awaited = "";
+  view.colour = measure;
+  writeAddress(true);
+  $("colour").value = colour();
+  paint();
+  listTop();
+}
+
 async function waitFor(name) {
-  for (;;) {
+  while (awaited === name) {
     await new Promise((done) => setTimeout(done, 150));
     if ($("gone") || overview.problem) {
       return;
@@ -474,11 +486,8 @@ async function waitFor(name) {
     if (overview.state.phase === "ready") {
       await refresh();
     }
-    if (sides[0].heads?.patterns.includes(name)) {
-      view.colour = `on ${name}`;
-      $("colour").value = view.colour;
-      paint();
-      return;
+    if (awaited === name && sides[0].heads?.patterns.includes(name)) {
+      colourBy(`on ${name}`);
     }
   }
 }
@@ -486,10 +495,13 @@ async function waitFor(name) {
 // decisions
 
 function patternToMark() {
-  return $("pattern").value.trim() || (view.colour.startsWith("on ") ? view.colour.slice(3) : "");
+  return $("pattern").value.trim() || colourPattern();
 }
 
 function mark(head) {
+  if (isSaved) {
+    return;
+  }
   const pattern = patternToMark();
   if (!pattern) {
     $("accept-problem").textContent = "Choose or write a pattern first; the head is then marked for it.";
@@ -505,12 +517,14 @@ function mark(head) {
   if (!is) {
     decisions.push({ layer: head.layer, head: head.head, kind: head.kind, pattern });
   }
+  writeAddress(true);
   showDecisions();
 }
 
 function showDecisions() {
   listDecisions($("decisions"), decisions, choose, (decision) => {
     decisions.splice(decisions.indexOf(decision), 1);
+    writeAddress(true);
     showDecisions();
   });
   $("accept").disabled = !overview.can_accept || decisions.length === 0 || overview.state.phase !== "ready";
@@ -529,27 +543,45 @@ async function accept(event) {
   }
 }
 
+async function copyCommand() {
+  const command = $("accepted-command");
+  try {
+    await navigator.clipboard.writeText(command.textContent);
+    $("copied").textContent = "copied";
+  } catch { // the browser allows it only on pages of this machine
+    getSelection().selectAllChildren(command);
+    $("copied").textContent = "selected; copy it with the keyboard";
+  }
+}
+
 // controls
 
 function connect() {
-  $("colour").addEventListener("change", () => { chosen = true; view.colour = $("colour").value; writeAddress(); paint(); listTop(); });
-  $("pictures").addEventListener("change", () => { view.pictures = $("pictures").value; writeAddress(); drawTiles(); });
-  $("view").addEventListener("change", () => { view.view = $("view").value; writeAddress(); show(); });
-  $("role").addEventListener("change", () => { view.role = $("role").value; writeAddress(); show(); });
+  $("colour").addEventListener("change", () => colourBy($("colour").value));
+  $("pictures").addEventListener("change", () => { view.pictures = $("pictures").value; writeAddress(true); drawTiles(); });
+  $("view").addEventListener("change", () => { view.view = $("view").value; writeAddress(true); show(); });
+  $("role").addEventListener("change", () => { view.role = $("role").value; writeAddress(true); show(); });
   $("sentences").addEventListener("change", show);
   $("outline").addEventListener("change", show);
   $("previous").addEventListener("click", () => goTo(view.example - 1));
   $("following").addEventListener("click", () => goTo(view.example + 1));
   $("example").addEventListener("change", () => goTo(Number($("example").value)));
   $("pattern-form").addEventListener("submit", tryPattern);
-  $("pattern").addEventListener("change", () => { view.pattern = $("pattern").value.trim(); writeAddress(); show(); });
-  $("mark").addEventListener("click", () => { const head = current(); if (head) { mark(head); } });
+  $("pattern").addEventListener("change", () => { view.pattern = $("pattern").value.trim(); writeAddress(true); show(); });
+  $("mark").addEventListener("click", () => { const head = current(holder()); if (head) { mark(head); } });
   $("accept-form").addEventListener("submit", accept);
   $("top-panel").addEventListener("toggle", listTop);
-  window.addEventListener("hashchange", async () => { readAddress(); await refresh(); await show(); });
+  $("copy").addEventListener("click", copyCommand);
+  window.addEventListener("hashchange", async () => {
+    awaited = "";
+    readAddress();
+    setControls();
+    await refresh();
+    await show();
+  });
   window.addEventListener("resize", () => show());
   if (isSaved) {
-    for (const hidden of document.querySelectorAll("#pattern-form button, #accept-form, #mark")) {
+    for (const hidden of document.querySelectorAll("#accept-form, #mark")) {
       hidden.hidden = true;
     }
   }
@@ -557,6 +589,7 @@ function connect() {
 
 async function begin() {
   readAddress();
+  setControls();
   connect();
   try {
     await enter();

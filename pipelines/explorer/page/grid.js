@@ -10,7 +10,7 @@ export function nameOf(head) {
 }
 
 export class Grid {
-  // choose(head): called when a person chooses a head; mark(head): when they press Enter on it.
+  // choose(head, step): called when a person chooses a head, by a step that the button "back" takes back; mark(head): when they press Enter on it.
   constructor(element, name, choose, mark) {
     this.element = element;
     this.name = name;
@@ -81,7 +81,7 @@ export class Grid {
       && cell.head.head === head + steps[1]);
     if (wanted) {
       wanted.button.focus();
-      this.choose(wanted.head);
+      this.choose(wanted.head, false);
     }
   }
 

@@ -1,26 +1,8 @@
 // The lists beside the pictures: where a head looks most, which heads look most at a pattern, and what was decided.
 
+import { button, element } from "./dom.js";
 import { nameOf } from "./grid.js";
 import { percent } from "./colours.js";
-
-function element(name, text, ...children) {
-  const made = document.createElement(name);
-  if (text) {
-    made.textContent = text;
-  }
-  made.append(...children);
-  return made;
-}
-
-export function button(text, label, click) {
-  const made = element("button", text);
-  made.type = "button";
-  if (label) {
-    made.setAttribute("aria-label", label);
-  }
-  made.addEventListener("click", click);
-  return made;
-}
 
 // The examples where a head looks most at something.
 export function listExamples(list, examples, open) {

@@ -66,7 +66,9 @@ def served(
     data = written(folder, "text.txt", text)
     config = discover_score.Config(**{"sequence_length": 32, "limit": 40, **settings})
     sides = {Path(name).name: name for name in models}
-    workspace = Workspace(sides, data, config, store, title="text.txt", can_accept=True)
+    workspace = Workspace(
+        sides, data, config, store, title="text.txt", can_accept=True, store_flag=f" --store {store.root}"
+    )
     with serving(workspace) as (address, serve):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()

@@ -6,9 +6,10 @@ A request to any other host, an error of the page, or a violation of its policy 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,90 @@ def test_marked_heads_become_a_plan(tab: Any, page: Page) -> None:
     assert '"marked"' in told and '"examples"' in told
 
 
+def test_the_command_of_a_plan_runs_as_it_is_copied(browser: Any, page: Page, guide: Callable[..., Any]) -> None:
+    """The text is a file, the model a folder, and the store another one than that of the working folder."""
+    with opened(browser, page.address, permissions=["clipboard-read", "clipboard-write"]) as tab:
+        ready(tab)
+        tab.get_by_label("A name, or a condition on query and key").fill("next")
+        head(tab, 0, 5).click()
+        tab.keyboard.press("Enter")
+        tab.get_by_label("Put patterns").select_option("found")
+        until(tab, "!document.querySelector('#accept').disabled")
+        tab.get_by_role("button", name="Accept").click()
+        until(tab, "document.querySelector('#accepted-plan').textContent.includes('next')")
+        tab.get_by_role("button", name="Copy the command").click()
+        until(tab, "document.querySelector('#copied').textContent === 'copied'")
+        copied = tab.evaluate("navigator.clipboard.readText()")
+    assert copied == page.workspace.overview()["accepted"]["command"]
+    program, *arguments = shlex.split(copied)
+    done = guide(*arguments, "--steps", 1, "--batch-size", 2)
+    assert program == "guide" and done.code == 0, done.err
+
+
+def test_marks_stay_after_a_reload_and_back_leads_to_the_head_before(tab: Any) -> None:
+    ready(tab)
+    tab.get_by_label("A name, or a condition on query and key").fill("query.id == key.id and distance > 1")
+    head(tab, 0, 5).click()
+    tab.keyboard.press("Enter")
+    head(tab, 1, 2).click()
+    until(tab, "document.querySelector('#head-title').textContent === 'Layer 1, head 2'")
+    tab.reload()
+    ready(tab)
+    assert tab.locator("#decisions li").inner_text().startswith("0-5 query.id == key.id and distance > 1")
+    assert "●" in head(tab, 0, 5).inner_text()
+    tab.go_back()
+    until(tab, "document.querySelector('#head-title').textContent === 'Layer 0, head 5'")
+    assert head(tab, 0, 5).get_attribute("aria-pressed") == "true" and tab.locator("#decisions li").count() == 1
+    tab.go_back()
+    until(tab, "document.querySelectorAll('#decisions li').length === 0")
+    assert "●" not in head(tab, 0, 5).inner_text()
+
+
+def test_a_head_that_is_not_there_is_told_and_another_one_shown(browser: Any, page: Page) -> None:
+    with opened(browser, f"{page.address}&layer=99&head=3") as tab:
+        ready(tab)
+        assert tab.locator("#reading").inner_text().startswith("There is no head 99-3. Head ")
+        assert "layer=99" not in tab.url
+
+
+def test_a_measurement_that_ends_does_not_undo_a_newer_choice(tab: Any, page: Page) -> None:
+    ready(tab)
+    name = "key.length > 2 and abs(distance) < 9"
+    with page.workspace.worker.model:  # the measurement waits
+        tab.get_by_label("A name, or a condition on query and key").fill(name)
+        tab.get_by_role("button", name="Measure on all examples").click()
+        tab.get_by_text(f"measuring {name}").wait_for()
+        tab.get_by_label("Colour").select_option("on next")
+    tab.get_by_label("Colour").locator(f"option[value='on {name}']").wait_for(state="attached", timeout=20_000)
+    time.sleep(0.5)
+    assert tab.get_by_label("Colour").input_value() == "on next" and "colour=on+next" in tab.url
+
+
+def test_heads_that_only_the_second_model_has_are_shown(browser: Any, tmp_path: Path) -> None:
+    models = [model_folder(tmp_path / "small", heads=3), model_folder(tmp_path / "large", heads=6, layers=3)]
+    with served(tmp_path, models) as page, opened(browser, page.address) as tab:
+        ready(tab)
+        head(tab, 2, 5, "large").click()
+        until(tab, "document.querySelector('#head-title').textContent === 'Layer 2, head 5'")
+        assert tab.locator("#facts").inner_text().startswith("only in large")
+        until(tab, "[...document.querySelectorAll('#maps figure')].map((e) => e.hidden).join() === 'true,false'")
+        tab.get_by_text("Where it looks most").click()
+        tab.locator("#top button").first.wait_for()
+        head(tab, 1, 2, "large").click()
+        until(tab, "[...document.querySelectorAll('#maps figure')].every((e) => !e.hidden)")
+
+
+def test_short_texts_fill_the_average_pictures(browser: Any, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    with served(tmp_path, [model], "anna saw the dog .\n" * 3, sequence_length=8) as page:
+        with opened(browser, page.address) as tab:
+            ready(tab)
+            dark = """() => { const [canvas] = document.querySelectorAll('.cell canvas'), side = canvas.width;
+              const { data } = canvas.getContext('2d').getImageData(0, 0, side, side);
+              return data.filter((value, n) => n % 4 === 1 && value < 8).length / side ** 2; }"""
+            until(tab, f"({dark})() < 0.5")
+
+
 def test_an_address_leads_to_the_same_view(browser: Any, tab: Any, page: Page) -> None:
     ready(tab)
     head(tab, 1, 3).click()
@@ -334,6 +419,13 @@ def test_a_saved_page_shows_the_same_without_a_server(browser: Any, page: Page, 
         tab.get_by_label("Pictures").select_option("example")
         tab.get_by_label("View").select_option("average")
         assert not tab.get_by_role("button", name="Accept").is_visible()
+        field = tab.get_by_label("A name, or a condition on query and key")
+        field.fill("next")
+        field.press("Enter")
+        until(tab, "document.querySelector('#colour').value === 'on next'")
+        field.fill("distance == 3")
+        field.press("Enter")
+        tab.get_by_text("This page was saved").first.wait_for()
         tab.locator("#maps canvas").first.focus()
         tab.keyboard.press("ArrowDown")
         assert "looks at" in tab.locator("#reading").inner_text()

@@ -6,7 +6,9 @@ import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,12 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from benchmarks.finetuning import runs as finetuning
+from benchmarks.finetuning.tables import TABLES
 from benchmarks.trial import lasting
 from benchmarks.trial import runs as trial
 from benchmarks.trial.page import as_markdown, draw
+from pipelines.storage.store import Store
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -219,9 +224,35 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
     assert "seed 4), is below that of word frequencies, both neighbours." in text
     lines = [line.split(" | ") for line in text.splitlines()]
     ((_, lead, _, *rest),) = [cells for cells in lines if cells[0] == "| none" and len(cells) == 6]
-    assert float(lead) == pytest.approx(3.0 - 0.02 + np.mean([0.5, 2.0, 0.0]), abs=1e-3) and rest[:2] == ["0.024", "0.024"]
+    assert float(lead) == pytest.approx(3.0 - 0.02 + np.mean([0.5, 2.0, 0.0]), abs=1e-3) and rest[:2] == [
+        "0.024",
+        "0.024",
+    ]
     draw(results, tmp_path / "trial.png", {})
     assert (tmp_path / "trial.png").stat().st_size > 10_000
+
+
+def test_methods_are_tuned_apart_from_the_figures_and_at_the_rate_of_plain_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = replace(TABLES["published"], start=None)
+    table = replace(table, data={"SST": replace(table.data["SST"], build=lambda store: "corpus/0")})
+    calls = []
+
+    def searched(reference: str, settings: dict[str, Any], store: Store, **more: Any) -> SimpleNamespace:
+        calls.append({"seed": 0} | settings | more)
+        name, _, values = more["grid"][0].partition("=") if "grid" in more else ("", "", "")
+        best = values.split(",")[-1]  # the last one is best
+        return SimpleNamespace(counts={"chosen": [f"{name}={[best] if name == 'plan' else best}"]})
+
+    monkeypatch.setattr(finetuning, "searched", searched)
+    store = Store(tmp_path)
+    assert finetuning.chosen_setting(table, "plain", "SST", store) == {"learning_rate": 2e-4}
+    chosen = finetuning.chosen_setting(table, "ASA", "SST", store)
+    assert chosen["learning_rate"] == 2e-4 and "tau = 1.0" in Path(chosen["plan"]).read_text(encoding="utf-8")
+    assert finetuning.chosen_setting(table, "FreeLB-3", "SST", store)["adversarial_rate"] == 0.3
+    assert {call["seed"] for call in calls} == {100}
+    assert [call.get("learning_rate") for call in calls] == [None, None, 2e-4, None, 2e-4]
 
 
 def test_make_bench_runs_scripts_that_exist() -> None:

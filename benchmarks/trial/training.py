@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks import finetuning
+from benchmarks.finetuning.data import files, plan_file
+from benchmarks.finetuning.runs import tuned_runs
+from benchmarks.finetuning.tables import SENTENCES
 from benchmarks.pretraining import floors_of_sequences, oromo, packed
 from benchmarks.trial.runs import COMMON, Results, Row, Run, Use
 from pipelines.stages import cooccurrence, dependencies, idf, masks, pretrain, probe_pairs
@@ -112,7 +114,7 @@ def train(run: Run, store: Store) -> Artifact:
     reference, more = inputs_of(run, store)
     settings = {**COMMON, **more, **run.settings, "seed": run.seed, "steps": run.steps}
     if run.plan:
-        settings["plan"] = finetuning.plan_file(run.plan, store)
+        settings["plan"] = plan_file(run.plan, store)
     if run.convolution:
         # the recipe of the stage does not know of the convolution, so its models have a place of their own
         beside = Store(store.root / "convolution")
@@ -155,7 +157,7 @@ class Task:
     """A data set to fine-tune on.
 
     Attributes:
-        files: arguments of `benchmarks.finetuning.files`.
+        files: arguments of `benchmarks.finetuning.data.files`.
         metric: of its test split.
     """
 
@@ -168,9 +170,7 @@ class Task:
 HAUSA = "ner-masakhaner/hau"
 TASKS = {
     "SST": Task(("cls-sst/stsa.binary.train", "cls-sst/stsa.binary.dev", 4000), {"format": "label-text"}, "accuracy"),
-    "TREC": Task(
-        ("cls-trec/TREC.train.all", "cls-trec/TREC.test.all"), finetuning.SENTENCES, "accuracy", {"epochs": 3}
-    ),
+    "TREC": Task(("cls-trec/TREC.train.all", "cls-trec/TREC.test.all"), SENTENCES, "accuracy", {"epochs": 3}),
     "NER in Hausa": Task((f"{HAUSA}/train.txt", f"{HAUSA}/test.txt"), {"format": "conll"}, "f1", {"epochs": 4}),
 }
 TUNED_ALIKE: Mapping[str, Any] = {"batch_size": 32, "max_length": 64, "bucket": True}
@@ -187,9 +187,9 @@ def scores_of(use: Use, store: Store) -> list[float]:
         made = probe_pairs.run(model, pairs, probe_pairs.Config(limit=BLIMP_PAIRS), store=store)
         return [float(made.artifact.counts["accuracy"])]
     task = TASKS[use.task]
-    data = finetuning.files(store, *task.files, **task.reading)
+    data = files(store, *task.files, **task.reading)
     settings = {**TUNED_ALIKE, **task.settings, "init": model}
-    runs = finetuning.tuned_runs(data, settings, TASK_RATES, TASK_SEEDS, store)
+    runs = tuned_runs(data, settings, TASK_RATES, TASK_SEEDS, store)
     return [row[f"test/{task.metric}"] for row in runs]
 
 

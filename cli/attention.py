@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from cli.arguments import Ascii, Model, Png
+from cli.arguments import Ascii, Model, Pdf, Png, Svg
 from cli.options import Session, command
 from cli.output import check_output_path, tell
 from cli.pictures import square
@@ -30,7 +32,7 @@ SHOWN = 3
     examples=[
         'guide attention guided --text "The dog saw the man, and it barked."',
         'guide attention ./bert-base --text "The dog saw the man." --layer 3 --head 5',
-        'guide attention guided --text "The dog saw the man." --png heads.png',
+        'guide attention guided --text "The dog saw the man." --png heads.png --pdf heads.pdf',
         "echo 'The dog saw the man.' | guide attention guided --json | jq '.heads[0]'",
     ],
 )
@@ -41,6 +43,8 @@ def attention_command(
     layer: Annotated[int | None, Option(min=0, help="The only layer to show, from 0.")] = None,
     head: Annotated[int | None, Option(min=0, help="The only head of --layer, shown in full, from 0.")] = None,
     png: Png = None,
+    svg: Svg = None,
+    pdf: Pdf = None,
     html: Annotated[
         Path | None, Option(metavar="FILE", help="HTML file for the page of `guide discover` with this text.")
     ] = None,
@@ -54,10 +58,13 @@ def attention_command(
 
     "next 62 % (12 ×)" means: 62 % of the attention of a head is on the next token, 12 times as much as uniform attention has there.
     Words and sentences are found by rules, so patterns of syntax are not among them.  Patterns where heads rest that do nothing else,
-    such as the first token, are left out, unless --sinks is given.
+    such as the first token, are left out, unless --sinks is given.  Pictures are at most seven inches wide; where maps are too small
+    for their tokens, choose a --layer, or a --layer and a --head.
     """
     check_working_folder()
-    check_output_path(png, "--png", ".png")
+    pictures = {"png": png, "svg": svg, "pdf": pdf}
+    for kind, path in pictures.items():
+        check_output_path(path, f"--{kind}", f".{kind}")
     check_output_path(html, "--html", ".html")
     if head is not None and layer is None:
         raise InputError("--head without --layer", hint="--layer 3 --head 5")
@@ -77,9 +84,11 @@ def attention_command(
     chosen = [one for one in looked.heads if layer in (None, one.layer) and head in (None, one.head)]
     if not chosen:
         looked.map(layer or 0, head or 0)
-    if png is not None:
-        write_file(png, _picture(looked, layer, head, model))
-        session.tell(f"drawn: {png}")
+    model_name = os.path.basename(os.path.abspath(model)) if Path(model).is_dir() else model
+    for kind, path in pictures.items():
+        if path is not None:
+            write_file(path, _picture(looked, chosen, layer, head, name=model_name, text=text, kind=kind))
+            session.tell(f"drawn: {path}")
     if html is not None:
         write_file(html, _page(folder, text, device))
         session.tell(f"written: {html}")
@@ -124,18 +133,54 @@ def _map(looked: TextAttention, one: HeadOnText, ascii: bool) -> Iterator[str]:
     )
 
 
-def _picture(looked: TextAttention, layer: int | None, head: int | None, model: str) -> bytes:
-    from pipelines.drawing import attention_grid, pattern_picture
+MOST_PATTERNS = 5
+"""Patterns below a picture."""
 
-    if head is not None and layer is not None:
-        title = f"{model}: layer {layer}, head {head}"
-        return pattern_picture(looked.map(layer, head), looked.labels, title=title, unit="attention probability")
-    sites = [site for site in looked.maps if layer in (None, site.layer) and site.attention == "self"]
-    rows = {
-        f"layer {site.layer}": {f"head {n}": maps for n, maps in enumerate(looked.maps[site])}
-        for site in sorted(sites, key=lambda site: site.layer)
-    }
-    return attention_grid(rows, looked.labels, title=f"Attention of {model}")
+MOST_BESIDE = 3
+"""Maps beside each other, if only one layer is drawn."""
+
+
+def _picture(
+    looked: TextAttention,
+    chosen: Sequence[HeadOnText],
+    layer: int | None,
+    head: int | None,
+    *,
+    name: str,
+    text: str,
+    kind: str,
+) -> bytes:
+    """The maps of the model's own heads, of one layer, or of one head, on a page, with what they follow most."""
+    from pipelines.drawing import PAGE_WIDTH, attention_grid
+
+    own = [one for one in chosen if one.kind == "self"]
+    maps = {(one.layer, one.head): looked.map(one.layer, one.head) for one in own}
+    if layer is None:
+        layers = sorted({number for number, _ in maps})
+        rows = {f"layer {n}": {f"head {h}": each for (at, h), each in maps.items() if at == n} for n in layers}
+        title = f"Attention of {name}"
+    else:
+        heads = [(f"head {number}" if head is None else "", each) for (_, number), each in maps.items()]
+        starts = range(0, len(heads), MOST_BESIDE)
+        rows = {" " * n: dict(heads[start : start + MOST_BESIDE]) for n, start in enumerate(starts)}
+        title = f"Attention of {name}: layer {layer}" + ("" if head is None else f", head {head}")
+    caption = f"“{textwrap.shorten(text, 300, placeholder=' …')}” {_followed(own)}"
+    return attention_grid(rows, looked.labels, title=title, caption=caption, width=PAGE_WIDTH, kind=kind)
+
+
+def _followed(heads: Sequence[HeadOnText]) -> str:
+    """The patterns that a head follows most; of many heads, which of them spends most on each pattern."""
+    from guidance.probes.discovery import SINKS
+
+    highest: dict[str, tuple[float, float, str]] = {}
+    for one in heads:
+        for pattern, share, lift in one.closest:
+            if pattern not in SINKS[1:]:  # the first token stands for all of them
+                highest[pattern] = max(highest.get(pattern, (0.0, 0.0, "")), (lift, share, f"{one.layer}-{one.head}"))
+    first = sorted(highest.items(), key=lambda item: -item[1][0])[:MOST_PATTERNS]
+    if len(heads) == 1:
+        return "On " + ", ".join(f"{pattern} {100 * share:.0f} %" for pattern, (_, share, _) in first)
+    return "Most on " + ", ".join(f"{pattern}: {name} ({100 * share:.0f} %)" for pattern, (_, share, name) in first)
 
 
 def _page(folder: Path, text: str, device: str) -> bytes:

@@ -14,49 +14,105 @@ import numpy as np
 
 from pipelines.progress import log
 
+PALETTE = "viridis"
+"""The colours of every map: people with any colour vision can order them, and so can a grey printer.  The page has the same."""
+
+ROOT = 0.5
+"""Attention and weights are drawn as this power of them, the square root, so that small ones are told from none; as on the page."""
+
+FORMATS = ("png", "svg", "pdf")
+"""Kinds of files of a figure."""
+
+PAGE_WIDTH = 7.0
+"""Of a figure that goes into a text, in inches."""
+
+SMALLEST_LETTERS = 4.5
+"""In points; labels that would be smaller are left out."""
+
 MOST_CLASSES = 60
 """With more classes no cell of a confusion matrix could be read, and no picture is drawn."""
 
 
-def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequence[str], *, title: str) -> bytes:
-    """Attention maps as PNG, one colour bar for all: ``rows`` by time of training, then by head, each (Q, K).
+def attention_grid(
+    rows: Mapping[str, Mapping[str, np.ndarray]],
+    tokens: Sequence[str],
+    *,
+    title: str,
+    caption: str = "",
+    width: float | None = None,
+    kind: str = "png",
+) -> bytes:
+    """Attention maps as a figure, one colour bar for all: ``rows`` by time of training, or layer, then by head, each (Q, K).
 
     Queries go down, keys across; the tokens stand at the left and at the bottom of the grid.
+
+    Args:
+        caption: stands below.
+        width: of the figure in inches; its maps become smaller, and their tokens are left out where no one could read them.  By
+            default maps are as large as their tokens need.
+        kind: one of `FORMATS`.
     """
-    columns, size = list(next(iter(rows.values()))), len(tokens)
+    columns, size = max(len(heads) for heads in rows.values()), len(tokens)
     inches = min(4.0, max(1.8, 0.16 * size))
-    font = min(9.0, 52 * inches / size)
+    if width is not None:
+        inches = min(0.24 * size, (width - 1.7) / columns)
+    font = min(9.0, 62 * inches / size)
+    labels = list(tokens) if font >= SMALLEST_LETTERS else [""] * size
     with letters_of_all_scripts():
-        width, height = inches * len(columns) + 2.2, inches * len(rows) + 1.6
-        figure, grid = figure_of(width, height, len(rows), len(columns))
+        names = min(10.0, 18 * inches)
+        figure_width, heading = width or inches * columns + 2.2, "\n".join(_wrapped(title, width, inches * columns))
+        below = "\n".join([_KEYS, *_wrapped(caption, width, inches * columns, 1.4)])
+        height = inches * len(rows) + 1.2 + 0.14 * (below.count("\n") + heading.count("\n"))
+        figure, grid = figure_of(figure_width, height, len(rows), columns)
+        figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)
+        before: list[str] = []
         for row, (moment, heads) in enumerate(rows.items()):
-            for column, name in enumerate(columns):
-                axes, is_last = grid[row][column], row == len(rows) - 1
-                image = axes.imshow(heads[name], cmap="Reds", vmin=0, vmax=1, interpolation="nearest")
-                axes.set_xticks(range(size), tokens if is_last else [""] * size, fontsize=font, rotation=90)
-                axes.set_yticks(range(size), [""] * size if column else tokens, fontsize=font)
+            for column, axes in enumerate(grid[row]):
+                if column >= len(heads):
+                    axes.set_axis_off()
+                    continue
+                name, is_last = list(heads)[column], row == len(rows) - 1
+                image = axes.imshow(heads[name], cmap=PALETTE, norm=_scale(1.0), interpolation="nearest")
+                axes.set_xticks(range(size), labels if is_last else [""] * size, fontsize=font, rotation=90)
+                axes.set_yticks(range(size), [""] * size if column else labels, fontsize=font)
                 for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
                     label.set_parse_math(False)  # a token may be a dollar sign
-                axes.tick_params(length=0)
-                if row == 0:
-                    axes.set_title(name, fontsize=10)
+                axes.tick_params(length=0, pad=2)
+                axes.spines[:].set_linewidth(0.4)
+                if before[column : column + 1] != [name]:
+                    axes.set_title(name, fontsize=names, pad=3)
                 if column == 0:
-                    axes.set_ylabel(moment, fontsize=11, fontweight="bold")
-        bar = figure.colorbar(image, ax=grid, shrink=min(1.0, 3 / height), aspect=15)
-        bar.set_label("attention probability", fontsize=10)
-        figure.supxlabel("keys: what is looked at", fontsize=10, color="#555555")
-        figure.supylabel("queries: who looks", fontsize=10, color="#555555")
-        figure.suptitle("\n".join(textwrap.wrap(title, max(24, int(width * 9)))), fontsize=12, parse_math=False)
-        return png(figure)
+                    axes.set_ylabel(moment, fontsize=min(11.0, 18 * inches), fontweight="bold")
+            before = list(heads)
+        bar = figure.colorbar(image, ax=grid, shrink=min(1.0, 3 / height), aspect=15, ticks=_TICKS)
+        bar.ax.tick_params(labelsize=8)
+        bar.set_label("attention probability", fontsize=8 if width else 10)
+        figure.supxlabel(below, fontsize=8, color="#555555", parse_math=False)
+        figure.supylabel("queries: who looks", fontsize=8, color="#555555")
+        figure.suptitle(heading, fontsize=11 if width else 12, parse_math=False)
+        return png(figure) if kind == "png" and width is None else printed(figure, kind)
+
+
+_KEYS = "keys: what is looked at; colours on a square-root scale"
+_TICKS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+def _scale(highest: float) -> Any:
+    """From weights to places in the palette."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(ROOT, 0, highest)
+
+
+def _wrapped(text: str, width: float | None, maps: float, letters: float = 1.0) -> list[str]:
+    """The lines of a text above or below maps of so many inches; ``letters``: how much smaller than those of a title they are."""
+    return textwrap.wrap(text, max(24, int(((width or maps + 2.2) * (10 if width else 9)) * letters)))
 
 
 def pattern_picture(
     weights_QK: np.ndarray, tokens: Sequence[str], *, title: str, subtitle: str = "", unit: str = "weight"
 ) -> bytes:
-    """The keys (columns) that a pattern selects for each query (row), as PNG; darker is more, white is 0.
-
-    One hue from light to dark, so that it also reads in grey and with any kind of colour vision.
-    """
+    """The keys (columns) that a pattern selects for each query (row), as PNG, in the colours and on the scale of attention."""
     inches = _side(len(tokens))
     with letters_of_all_scripts():
         figure, ((axes,),) = figure_of(inches, inches)
@@ -119,14 +175,8 @@ def _font(size: int, inches: float) -> float:
 
 
 def _matrix(axes: Any, weights_QK: np.ndarray, tokens: Sequence[str], inches: float) -> Any:
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
-
     size, font = len(tokens), _font(len(tokens), inches)
-    shades = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))
-    shades.set_bad("white")
-    nonzero = np.ma.masked_equal(weights_QK, 0)
-    image = axes.imshow(nonzero, cmap=shades, vmin=0, vmax=max(1, weights_QK.max()), interpolation="nearest")
+    image = axes.imshow(weights_QK, cmap=PALETTE, norm=_scale(max(1, weights_QK.max())), interpolation="nearest")
     axes.set_xticks(range(size), tokens, rotation=90, fontsize=font)
     axes.set_yticks(range(size), tokens, fontsize=font)
     axes.xaxis.tick_top()
@@ -135,7 +185,7 @@ def _matrix(axes: Any, weights_QK: np.ndarray, tokens: Sequence[str], inches: fl
         label.set_parse_math(False)  # a token may be a dollar sign
     axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="#dddddd", linewidth=0.6)
+    axes.grid(which="minor", color="#777777", linewidth=0.4)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_color("#bbbbbb")
     return image
@@ -154,12 +204,12 @@ def confusion_picture(counts: Sequence[Sequence[int]], labels: Sequence[str], *,
         figure, ((axes,),) = figure_of(size, size * 0.9)
         totals = table.sum(1)
         shares = 100 * table / np.maximum(totals[:, None], 1)
-        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
+        image = axes.imshow(shares, cmap=PALETTE, vmin=0, vmax=100)
         axes.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels)) > 3 else 0)
         axes.set_yticks(range(len(labels)), [f"{label} ({n:,})" for label, n in zip(labels, totals, strict=True)])
         if len(labels) <= 20:
             for (row, column), number in np.ndenumerate(shares):
-                colour = "white" if number > 50 else "black"
+                colour = "black" if number > 60 else "white"
                 axes.text(column, row, f"{number:.0f}", ha="center", va="center", color=colour, fontsize=9)
         axes.set_xlabel("prediction")
         axes.set_ylabel("label (examples)")
@@ -200,6 +250,15 @@ def figure_of(width: float, height: float, rows: int = 1, columns: int = 1) -> t
 def png(figure: Any, **options: Any) -> bytes:
     """A figure as PNG; it is closed."""
     return saved(figure, format="png", dpi=130, metadata={"Software": None}, **options)
+
+
+def printed(figure: Any, kind: str) -> bytes:
+    """A figure of its own size as one of `FORMATS`, for print; it is closed."""
+    import matplotlib
+
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    with matplotlib.rc_context({"svg.hashsalt": "guide"}):
+        return saved(figure, format=kind, dpi=300, metadata=metadata)
 
 
 def saved(figure: Any, **options: Any) -> bytes:

@@ -83,7 +83,7 @@ def heads_picture(run: Run[Any], rows: Sequence[Mapping[str, Any]], figure: str,
     """
     import numpy as np
 
-    from pipelines.drawing import figure_of, png
+    from pipelines.drawing import PALETTE, figure_of, png
 
     kinds = list(dict.fromkeys(row["attention"] for row in rows))
     sizes = [
@@ -98,7 +98,7 @@ def heads_picture(run: Run[Any], rows: Sequence[Mapping[str, Any]], figure: str,
         for row in rows:
             if row["attention"] == kind and row[figure] is not None:
                 table[row["layer"], row["head"]] = 100 * row[figure]
-        image = axes.imshow(table, cmap="viridis", vmin=0, vmax=highest, aspect="auto")
+        image = axes.imshow(table, cmap=PALETTE, vmin=0, vmax=highest, aspect="auto")
         axes.set_xticks(range(heads))
         axes.set_yticks(range(layers))
         axes.set_xlabel("head" if kind == "self" else f"head ({kind})")

@@ -61,11 +61,14 @@ def test_attention_is_that_of_the_model_as_json_and_pictures(
     found = look(Path(folder), TEXT)
     assert np.allclose(found.map(0, 5), attention, atol=1e-6)
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
-    done = guide("attention", folder, "--text", TEXT, "--png", "all.png", "--html", "page.html")
+    flags = ("--png", "all.png", "--svg", "all.svg", "--pdf", "all.pdf")
+    done = guide("attention", folder, "--text", TEXT, *flags, "--html", "page.html")
     assert done.code == 0, done.err
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "all.pdf").read_bytes().startswith(b"%PDF")
+    assert b"<svg" in (tmp_path / "all.svg").read_bytes()
     assert b"guide-data" in (tmp_path / "page.html").read_bytes()
-    assert [line.split(":")[0] for line in done.err.splitlines()] == ["drawn", "written"]
+    assert [line.split(":")[0] for line in done.err.splitlines()] == ["drawn", "drawn", "drawn", "written"]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,7 @@ def test_attention_is_that_of_the_model_as_json_and_pictures(
         (["--text", "a", "--head", "1"], "--head without --layer"),
         (["--text", "a", "--layer", "9"], "there is no head 9-0: the model has layers 0 to 1"),
         (["--text", "a", "--png", "x.gif"], "--png"),
+        (["--text", "a", "--pdf", "x.png"], "--pdf"),
     ],
 )
 def test_attention_refuses(guide: Callable[..., Any], folder: str, flags: list[str], message: str) -> None:

@@ -267,7 +267,7 @@ class GuidedModel:
         What a tokenizer tells of the ids is not among them; without ``training``, neither is what only losses read.
         """
         vocabularies = {"": self.vocabulary, "decoder_": self.decoder_vocabulary}
-        known = {prefix + name for prefix, own in vocabularies.items() if own for name in Vocabulary.FEATURES}
+        known = {prefix + name for prefix, own in vocabularies.items() if own for name in own.columns_V}
         return {name: label for name, label in self.reads(training=training).items() if name not in known}
 
     def reads(self, *, training: bool = True) -> dict[str, str]:

@@ -187,7 +187,9 @@ class GuidedTrainer(Trainer):
         """What `Handle.guide` takes of the inputs, out of which the features that only patterns read are taken."""
         columns = {name: inputs.pop(name) for name in list(inputs) if is_feature(name)}
         model: Any = self.handle.model
-        if model.config.is_encoder_decoder and "decoder_input_ids" not in inputs and "labels" in inputs:
+        if not model.config.is_encoder_decoder:
+            columns = {**_original(model, inputs), **columns}
+        elif "decoder_input_ids" not in inputs and "labels" in inputs:
             inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])
         return {name: inputs[name] for name in INPUTS if name in inputs} | columns
 
@@ -278,6 +280,14 @@ def _check(plan: Plan, args: TrainingArguments, options: Mapping[str, Any]) -> N
         raise InputError("a plan is installed in one model; model_init makes many", hint="give model=")
     if args.deepspeed or args.fsdp:
         raise InputError("guides are not carried through DeepSpeed or FSDP", hint="torchrun without them uses DDP")
+
+
+def _original(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The feature ``original`` of a language model's batch: its labels are the tokens that the text has where they were masked."""
+    ids, labels = inputs.get("input_ids"), inputs.get("labels")
+    if ids is None or labels is None or ids.shape != labels.shape or model.get_output_embeddings() is None:
+        return {}
+    return {"original": torch.where(labels == -100, ids, labels)}
 
 
 def _task_counts(inputs: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -66,14 +66,15 @@ def these_queries(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
 def shuffled_keys(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
     """The keys of the part, exchanged for other valid tokens of the example: a sham of it.
 
-    The order depends on the number of valid tokens alone, so that it is the same in every layer and epoch, whichever tokens
-    are masked.
+    The order is drawn from a digest of the text, so that an example has one order in all layers and epochs and in evaluation, and
+    another one than other examples.  The text is the feature ``original`` where the batch has it, which masking leaves alone, else
+    the ids.  Of its tokens the order tells a model nothing that it could use.
     """
     predicate, valid_BT = parts[0].on(tokens), tokens.valid_BT
+    text_BT = tokens.columns["original"] if "original" in tokens.columns else tokens.ids_BT  # noqa: SIM401  embeddings have no ids
     rank_BT = valid_BT.long().cumsum(-1)
-    digest_BT = rank_BT * (tokens.lengths_B[:, None] + 7) * 48271 % _PRIME
-    digest_BT = (digest_BT * digest_BT % _PRIME).masked_fill(~valid_BT, _PRIME)
-    order_BT = digest_BT.argsort(dim=-1, stable=True)
+    digest_B1 = ((text_BT + 1) * _drawn(rank_BT + 48271) % _PRIME * valid_BT).sum(-1, keepdim=True)
+    order_BT = _drawn(rank_BT + digest_B1).masked_fill(~valid_BT, _PRIME).argsort(dim=-1)
     instead_BT = order_BT.gather(-1, (rank_BT - 1).clamp(min=0))
     if isinstance(predicate, Columns):
         return Columns((predicate.keys_BK & valid_BT).gather(-1, instead_BT), valid_BT)
@@ -84,6 +85,13 @@ def shuffled_keys(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
 
 
 _PRIME = 2**31 - 1
+
+
+def _drawn(numbers: Tensor) -> Tensor:
+    """Numbers below 2³¹ - 1 in no order: fifth powers modulo this prime, which differ for different remainders."""
+    numbers = numbers % _PRIME
+    squares = numbers * numbers % _PRIME
+    return squares * squares % _PRIME * numbers % _PRIME
 
 
 def weighted_sum(tokens: Tokens, parts: Sequence[Pattern], weights: Sequence[float]) -> Predicate:

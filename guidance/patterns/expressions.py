@@ -286,7 +286,7 @@ def condition(tokens: Tokens, text: str) -> Predicate:
     """Each token looks at the keys for which a condition is true."""
     reader = _read(text)
     columns = {name: OWN[name](tokens) for name in reader.own}
-    columns |= {name: tokens.columns[name] for name in reader.features}
+    columns |= {name: tokens.column(name) for name in reader.features}
     patterns = {name: pattern.on(tokens) for name, pattern in reader.patterns.items()}
 
     def value(example: Tensor, query: Tensor, key: Tensor) -> Tensor:

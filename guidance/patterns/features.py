@@ -52,6 +52,7 @@ class Feature:
 
 
 _VOCABULARY = "it follows from the token ids: give `install` the tokenizer, or the column to `handle.guide`"
+_MASK_TOKEN = "give `install` a tokenizer that has a mask token, or the column to `handle.guide`"
 _MASKS = "it is a column of the artifact that `guide build-masks` writes; for new text see `guidance.word_features`"
 _CALLER = "the caller gives it: `handle.guide(input_ids, attention_mask, {})`"
 _OBJECTIVE = "an objective with a generator gives it in pre-training"
@@ -64,6 +65,7 @@ FEATURES: Registry[Feature] = Registry("feature")
 for _row in (
     Feature("delimiter", "bool", "opens, closes or parts sequences", _VOCABULARY),
     Feature("character", "int", "code point of a token that is exactly one character, else 0", _VOCABULARY),
+    Feature("mask_token", "bool", "is the mask token", _MASK_TOKEN),
     Feature("word", "int", "number of its word within the example; -1 for special tokens", _MASKS),
     Feature("segment", "int", "number of its sentence or segment; -1 for none", _MASKS),
     Feature("idf", "float", "how rare its word is; 0 or NaN where the word is no candidate", _MASKS),
@@ -217,10 +219,10 @@ class Vocabulary:
     Attributes:
         columns_V: by name, a (V,) tensor: ``delimiter`` marks the tokens that open, close or part sequences
             (``<s>``, ``</s>``, ``[CLS]``, ``[SEP]``); ``character`` is the code point of every token that is a single
-            character, at the start of a word or inside it, else 0.
+            character, at the start of a word or inside it, else 0; ``mask_token`` is there if the tokenizer has a mask token.
     """
 
-    FEATURES: ClassVar = ("delimiter", "character")
+    FEATURES: ClassVar = ("delimiter", "character", "mask_token")
 
     columns_V: Mapping[str, Tensor]
     _by_device: dict[torch.device, dict[str, Tensor]] = field(
@@ -246,10 +248,13 @@ class Vocabulary:
             text = _text(token, is_byte_level)
             if len(text) == 1:
                 character[token_id] = ord(text)
-        return cls({"delimiter": delimiter, "character": torch.tensor(character)})
+        columns = {"delimiter": delimiter, "character": torch.tensor(character)}
+        if (mask_id := getattr(tokenizer, "mask_token_id", None)) is not None:
+            columns["mask_token"] = torch.arange(size) == mask_id
+        return cls(columns)
 
     def columns(self, ids_BT: Tensor, names: Collection[str] = FEATURES) -> dict[str, Tensor]:
-        """Features of a batch of ids, all of them by default."""
+        """Features of a batch of ids, by default all; those that the vocabulary does not know are missing."""
         if not names:
             return {}
         device, size = ids_BT.device, len(next(iter(self.columns_V.values())))
@@ -265,7 +270,7 @@ class Vocabulary:
             if not torch.compiler.is_exporting():  # which works on stand-ins without values
                 self._by_device[device] = known
         indices_BT = ids_BT.masked_fill(outside_BT, size)
-        return {name: known[name][indices_BT] for name in names}
+        return {name: known[name][indices_BT] for name in names if name in known}
 
 
 def _is_byte_level(tokenizer: Any) -> bool:

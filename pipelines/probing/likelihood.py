@@ -113,7 +113,7 @@ class Scorer(Filler):
             masked[-1][copy.hidden] = self.special["mask"]
         inputs = ids_and_mask(masked, self.pad_id, device)
         length = inputs["input_ids"].shape[1]
-        columns = {}
+        columns = {"original": pad([rows[copy.text] for copy in copies], self.pad_id, length, device)}
         for name, values in batch.columns.items():
             own = [values[copy.text].cpu().numpy()[: len(rows[copy.text])] for copy in copies]
             columns[name] = pad(own, COLUMNS[name].fill, length, device)

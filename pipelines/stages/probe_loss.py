@@ -110,7 +110,7 @@ def _losses(run: Run[Config], watched: WatchedSequences, masked: Masked, pad_id:
             inputs = MaskedBatch(seen, labels).tensors(pad_id, watched.device)
             if not len(inputs.places_N):
                 continue
-            extra = watched.handle.at_inference(**{**watched.guide_inputs(batch), **inputs.model})
+            extra = watched.handle.at_inference(**{**watched.guide_inputs(batch), **inputs.model, **inputs.columns})
             given = {**batch.inputs, **inputs.model}
             logits_NV = logits_at(watched.model, inputs.places_N, **given, **extra).logits.float()
             losses_N = torch.nn.functional.cross_entropy(logits_NV, inputs.labels_N, reduction="none")

@@ -233,12 +233,15 @@ def _load(reference: str, store: Store) -> tuple[Any, dict[str, str]]:
         files = tokenizer_files(open_tokenizer(str(file.parent) if is_file else reference, store, stack))
     backend = load_tokenizer(files)
     special = special_ids(files, backend)
-    return backend, {f"{role}_token": backend.id_to_token(special[role]) for role in ("cls", "sep")}
+    ids = {role: special[role] for role in ("cls", "sep", "mask")}
+    return backend, {f"{role}_token": backend.id_to_token(id_) for role, id_ in ids.items() if id_ is not None}
 
 
 def _word_level(words: Sequence[str]) -> tuple[Any, dict[str, str]]:
-    vocabulary = {token: number for number, token in enumerate(dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", *words]))}
-    return Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")), {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    tokens = dict.fromkeys(["[UNK]", *names.values(), *words])
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    return Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")), names
 
 
 # features

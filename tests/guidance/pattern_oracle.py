@@ -86,8 +86,9 @@ def keys(spec: Any, example: Example, query: int) -> dict[int, float]:
         return dict.fromkeys(example.positions if query in keys(spec["queries"], example, query) else [], 1.0)
     if "shuffled" in spec:
         named, places, n = keys(spec["shuffled"], example, query), example.positions, len(example.positions)
-        digests = [((rank + 1) * (n + 7) * 48271 % (2**31 - 1)) ** 2 % (2**31 - 1) for rank in range(n)]
-        order = [places[rank] for rank in sorted(range(n), key=digests.__getitem__)]
+        prime, text = 2**31 - 1, [example.columns["original"][place] for place in places]
+        digest = sum((token + 1) * pow(rank + 48271, 5, prime) % prime for rank, token in enumerate(text, 1))
+        order = [places[rank] for rank in sorted(range(n), key=lambda rank: pow(rank + 1 + digest, 5, prime))]
         return {place: named[instead] for place, instead in zip(places, order, strict=True) if instead in named}
     if "sum" in spec:
         total: dict[int, float] = {}
@@ -253,6 +254,7 @@ def sentence(seed: int, length: int) -> Example:
     columns |= {
         "delimiter": [token in (0, 1) for token in ids],
         "character": [ord(CHARACTERS.get(token, "\0")) for token in ids],
+        "mask_token": [token == 12 for token in ids],
         "word": word,
         "segment": segment,
         "marked": [dice.random() < 0.3 for _ in ids],

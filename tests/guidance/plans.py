@@ -154,9 +154,9 @@ RANDOM = ("adversary, per head", "random_mask")
 
 
 class Words:
-    """The part of a tokenizer that patterns need: id 3 is [CLS], 4 is [SEP], 5 a full stop."""
+    """The part of a tokenizer that patterns need: id 3 is [CLS], 4 is [SEP], 5 a full stop, 6 [MASK]."""
 
-    cls_token_id, sep_token_id, bos_token_id, eos_token_id = 3, 4, None, None
+    cls_token_id, sep_token_id, bos_token_id, eos_token_id, mask_token_id = 3, 4, None, None, 6
 
     def __len__(self) -> int:
         return 40

@@ -316,6 +316,12 @@ def _importance(*rows: list[float]) -> dict[str, Any]:
     return {"importance": torch.tensor(rows)}
 
 
+class Unmasked(Words):
+    """A tokenizer without a mask token."""
+
+    mask_token_id = None  # type: ignore[assignment]
+
+
 LEAST = guide("off", "", "least important 1")
 SCHEDULED = guide("random_mask", kind="scheduled")
 CONFLICT = guide("logit_loss", "conflict", 0)
@@ -325,6 +331,10 @@ TABLES: dict[str, tuple[Guide, dict[str, Any] | None, Any, str]] = {
     "no table": (CONFLICT, None, Words(), r"guide 'conflict' needs the table cooccurrence.*build-cooccur"),
     "no schedule": (SCHEDULED, None, None, r"guide 'random_mask' needs the table masking_proportion"),
     "no tokenizer": (FULL_STOP, None, None, r"guide 'period' needs the feature character.*tokenizer"),
+    "no mask token": (
+        guide("mask", {"where": "not key.mask_token"}, 0),
+        *(None, Unmasked(), r"needs the feature mask_token.*a tokenizer that has a mask token"),
+    ),
     "no tokenizer for a combination": (
         guide("mask", {"or": ["next", {"not": "delimiter"}]}, 0),
         *(None, None, r"needs the feature delimiter.*tokenizer"),

@@ -33,6 +33,8 @@ SHAPING = Plan(
         guide("fix", "period", 2, layers=(1,), boundary="self"),
         guide("gaussian", "", 3, layers=(0,)),
         guide("off", "", 3, layers=(1,)),
+        guide("mix", {"shuffled": "previous"}, of=["stream"]),
+        guide("mix", {"where": "matching_token and not self and not key.mask_token"}, of=["input"]),
         guide("mask", "next", "pal:0"),
     ),
     Pal(width=8),
@@ -44,6 +46,12 @@ OTHERS = ("off", "off, fading", "all off", "gate", "gate, query", "bias, learn",
 MIXED = ("mix", "mix, heads", "mix, everywhere")
 
 EXAMPLES = pattern_oracle.tokens(*pattern_oracle.EXAMPLES)
+
+CONDITIONS = (
+    {"where": "matching_token and not self and not key.mask_token"},
+    {"shuffled": "previous"},
+    {"shuffled": "period"},
+)
 
 Call = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -120,10 +128,14 @@ def test_onnxruntime_follows_every_plan_that_shapes_a_model(family: str, name: s
 class _Patterns(nn.Module):
     """Every pattern for which the ids, the mask and a tokenizer suffice, written out."""
 
-    patterns = tuple(p for p in map(read_pattern, [*PATTERNS, *SPECS]) if set(p.needs) <= set(Vocabulary.FEATURES))
+    patterns = tuple(
+        p for p in map(read_pattern, [*PATTERNS, *SPECS, *CONDITIONS]) if set(p.needs) <= set(Vocabulary.FEATURES)
+    )
 
-    def forward(self, ids: Tensor, mask: Tensor, delimiter: Tensor, character: Tensor) -> tuple[Tensor, ...]:
-        columns = {"delimiter": delimiter, "character": character}
+    def forward(
+        self, ids: Tensor, mask: Tensor, delimiter: Tensor, character: Tensor, mask_token: Tensor
+    ) -> tuple[Tensor, ...]:
+        columns = {"delimiter": delimiter, "character": character, "mask_token": mask_token}
         tokens = Tokens(ids, mask, columns, EXAMPLES.tables)
         return tuple(pattern.on(tokens).dense().float() for pattern in self.patterns)
 

@@ -52,7 +52,12 @@ def test_unregistered_features_may_have_any_type() -> None:
 def test_a_missing_feature_is_named_with_its_source(name: str) -> None:
     with pytest.raises(InputError, match=f"no feature '{name}'") as raised:
         three().column(name)
-    sources = {"delimiter": "tokenizer", "character": "tokenizer", "marked": "marked="}
+    sources = {
+        "delimiter": "tokenizer",
+        "character": "tokenizer",
+        "mask_token": "tokenizer that has",
+        "marked": "marked=",
+    }
     sources |= {"matrix": "matrix=", "weight_matrix": "weight_matrix="}
     sources |= dict.fromkeys(("mispredicted", "predicted", "original"), "pre-training")
     assert sources.get(name, "guide build-masks") in str(raised.value.hint)
@@ -114,6 +119,29 @@ def test_tokens_of_byte_level_vocabularies_are_decoded_to_characters() -> None:
     }
     # the first byte of a character is not a character
     assert written("é")[0] not in found and "<s>" not in found
+
+
+@pytest.mark.parametrize("kind", ["byte-level BPE", "WordPiece", "words with a gap"])
+def test_mask_tokens_are_known_if_the_tokenizer_has_one(kind: str) -> None:
+    names = ["[MASK]", "a", "##a", "[UNK]"]
+    vocabulary = {token: number for number, token in enumerate(names)}
+    if kind == "byte-level BPE":
+        inner = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+        inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+        inner.add_special_tokens(["<mask>"])
+        tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=inner, mask_token="<mask>")
+    elif kind == "WordPiece":
+        inner = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, mask_token="[MASK]", unk_token="[UNK]")
+    else:
+        tokenizer = _Words({"a": 0, "b": 9})
+        tokenizer.mask_token_id = 9
+    found = Vocabulary.from_tokenizer(tokenizer).columns(torch.arange(len(tokenizer))[None])["mask_token"]
+    assert (
+        found.tolist() == [[n == tokenizer.mask_token_id for n in range(len(tokenizer))]] and found.dtype == torch.bool
+    )
+    tokenizer.mask_token_id = None
+    assert "mask_token" not in Vocabulary.from_tokenizer(tokenizer).columns_V
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:

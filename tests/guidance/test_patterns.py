@@ -23,7 +23,16 @@ from guidance.patterns.catalogue import (
     Weights,
 )
 from guidance.patterns.combinations import read_pattern
-from guidance.patterns.features import FEATURES, RELATIONS, TABLES, UPOS, Tokens, relation_id
+from guidance.patterns.features import (
+    FEATURES,
+    RELATIONS,
+    TABLES,
+    UPOS,
+    IdsNotKnown,
+    Tokens,
+    TokensWithoutIds,
+    relation_id,
+)
 from tests.guidance import pattern_oracle as oracle
 from tests.guidance.pattern_oracle import EXAMPLES, SPECS, Example, padded, sentence
 
@@ -206,7 +215,9 @@ def test_a_pattern_does_not_modify_its_inputs(spec: Any) -> None:
 @every_pattern
 def test_a_pattern_reads_exactly_the_features_that_it_declares(spec: Any) -> None:
     pattern = read_pattern(spec)
-    needed = {name: BATCH.columns[name] for name in {*pattern.needs, "segment"}}  # `rare` uses segments if given
+    # if they are given, `rare` reads segments, and `shuffled` the text
+    if_given = {"segment", "original"} if "shuffled" in spec else {"segment"}
+    needed = {name: BATCH.columns[name] for name in {*pattern.needs, *if_given}}
     bare = Tokens(BATCH.ids_BT, BATCH.valid_BT, needed, {name: BATCH.tables[name] for name in pattern.tables})
     assert torch.equal(pattern.build(bare).dense(), pattern.build(BATCH).dense())
     for need in pattern.needs:
@@ -277,15 +288,63 @@ def test_a_key_column_with_holes_counts_only_valid_keys() -> None:
     assert predicate.counts().tolist() == [[1, 0, 1]]
 
 
-def test_shuffled_keys_stay_where_they_are_when_tokens_are_masked() -> None:
-    ids = torch.tensor([[2, 3, 4, 5, 6, 7]])
-    masked = ids.masked_fill(torch.tensor([[False, True, False, False, True, False]]), 12)
-    segments = {"segment": torch.tensor([[0, 0, 0, 1, 1, 1]])}
-    valid = torch.ones(1, 6, dtype=torch.bool)
-    seen, unseen = (build({"shuffled": "same_segment"}, Tokens(x, valid, segments)).dense() for x in (ids, masked))
-    assert torch.equal(seen, unseen)
-    assert not torch.equal(seen, build("same_segment", Tokens(ids, valid, segments)).dense())
-    assert seen.sum(-1).tolist() == [[3] * 6]
+@pytest.mark.parametrize("part", ["previous", "same_segment", "marked"])
+def test_shuffled_keys_are_as_many_and_differ_between_texts_but_not_between_their_maskings(part: str) -> None:
+    ids, valid = torch.arange(2, 26).view(2, 12), torch.ones(2, 12, dtype=torch.bool)
+    segment = torch.arange(12).expand(2, -1) // 5
+    columns = {"segment": segment, "marked": segment == 1}
+    plain = build(part, Tokens(ids, valid, columns)).dense()
+    found = build({"shuffled": part}, Tokens(ids, valid, columns)).dense()
+    assert torch.equal(found.sum(-1), plain.sum(-1))
+    assert not torch.equal(found, plain) and not torch.equal(found[0], found[1])
+    for number in range(2):
+        masked = ids.masked_fill(torch.rand(2, 12, generator=torch.Generator().manual_seed(number)) < 0.3, 30)
+        known = Tokens(masked, valid, {**columns, "original": ids})
+        assert torch.equal(build({"shuffled": part}, known).dense(), found)
+        unknown = Tokens(masked, valid, columns)
+        assert not torch.equal(build({"shuffled": part}, unknown).dense(), found)
+
+
+def test_shuffled_keys_are_those_of_the_example_without_its_padding() -> None:
+    ids, columns = torch.tensor([[7, 8, 9, 10, 11]]), {"segment": torch.tensor([[0, 0, 0, 1, 1]])}
+    alone = build({"shuffled": "same_segment"}, Tokens(ids, torch.ones(1, 5, dtype=torch.bool), columns)).dense()
+    for left, right in ((0, 4), (4, 0), (2, 2)):
+        filled = [torch.nn.functional.pad(x, (left, right), value=1) for x in (ids, columns["segment"])]
+        valid = torch.nn.functional.pad(torch.ones(1, 5, dtype=torch.bool), (left, right))
+        found = build({"shuffled": "same_segment"}, Tokens(filled[0], valid, {"segment": filled[1]})).dense()
+        assert torch.equal(found, torch.nn.functional.pad(alone, (left, right, left, right)))
+
+
+def test_shuffled_keys_of_embeddings_need_the_text() -> None:
+    valid = torch.ones(1, 4, dtype=torch.bool)
+    with pytest.raises(IdsNotKnown):
+        build({"shuffled": "next"}, TokensWithoutIds(torch.zeros(1, 4), valid, {}, {})).dense()
+    original = torch.tensor([[5, 6, 7, 8]])
+    known = TokensWithoutIds(torch.zeros(1, 4), valid, {"original": original}, {})
+    found = build({"shuffled": "next"}, known).dense()
+    assert torch.equal(found, build({"shuffled": "next"}, Tokens(original, valid)).dense())
+
+
+def test_conditions_leave_out_mask_tokens() -> None:
+    ids = torch.tensor([[5, 9, 5, 9, 6, 5]])
+    idf, word = torch.tensor([[1.0, 4.0, 1.0, 3.0, 2.0, 1.0]]), torch.arange(6)[None]
+    columns = {"mask_token": ids == 9, "idf": idf, "word": word}
+    batch = Tokens(ids, torch.ones(1, 6, dtype=torch.bool), columns)
+    same = {"name": "matching_token", "include_self": False, "unique": "none"}
+    expected = [[0, 0, 1, 0, 0, 1], [0] * 6, [1, 0, 0, 0, 0, 1], [0] * 6, [0] * 6, [1, 0, 1, 0, 0, 0]]
+    assert build(same, batch).dense()[0, 1].tolist() == [False, False, False, True, False, False]
+    for spec in (
+        {"and": [same, {"where": "not key.mask_token"}]},
+        {"where": "matching_token and not self and not key.mask_token"},
+    ):
+        assert build(spec, batch).dense()[0].int().tolist() == expected
+    # the two rarest words are both masked
+    assert build("rare", batch).dense()[0, 0].nonzero().flatten().tolist() == [1, 3]
+    three = {"name": "rare", "least": 3}
+    for spec in ({"and": [three, {"where": "not key.mask_token"}]}, {"and": ["rare", {"where": "not key.mask_token"}]}):
+        found = build(spec, batch)
+        assert isinstance(found, Columns)
+        assert found.dense()[0, 0].nonzero().flatten().tolist() == ([4] if spec["and"][0] == three else [])
 
 
 def test_a_token_that_occurs_once_matches_nothing_where_asked() -> None:

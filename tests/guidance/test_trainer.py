@@ -20,6 +20,7 @@ from guidance.installation import install
 from guidance.plan import Plan
 from guidance.trainer import GuidedTrainer
 from tests.guidance.models import PAD, tiny_model
+from tests.guidance.plans import Words
 from tests.tiny import processes
 
 four_families = pytest.mark.parametrize("family", ["bert", "roberta", "electra", "modernbert"])
@@ -575,3 +576,28 @@ def test_the_best_model_has_the_guide_of_its_step(tmp_path: Path) -> None:
     assert step < 4 and made.evaluate()["eval_loss"] == evaluated[step]
     made.save_model(str(tmp_path / "saved"))
     assert guidance.load(tmp_path / "saved")[1].progress == (step, 4)
+
+
+def test_shuffled_keys_are_drawn_from_the_text_behind_the_masks(tmp_path: Path) -> None:
+    plan = Plan((Guide({"shuffled": "previous"}, "mix"),))
+    done = trainer(tmp_path, plan=plan)
+
+    def keys(ids: Tensor, **more: Tensor) -> Tensor:
+        batch = done._batch({"input_ids": ids, "attention_mask": torch.ones_like(ids), **more})
+        return done._guidance(batch).pattern(0, "encoder").dense()
+
+    text = torch.randint(7, 40, (2, 12), generator=torch.Generator().manual_seed(1))
+    for places in ([1, 5, 6], [0, 3, 11]):
+        masked, labels = text.clone(), torch.full_like(text, -100)
+        masked[:, places], labels[:, places] = 6, text[:, places]
+        assert torch.equal(keys(masked, labels=labels), keys(text))
+        assert not torch.equal(keys(masked), keys(text))
+        assert torch.equal(keys(masked, original=text), keys(text))
+
+
+def test_a_condition_on_mask_tokens_follows_the_tokenizer(tmp_path: Path) -> None:
+    plan = Plan((Guide({"where": "matching_token and not self and not key.mask_token"}, "mix", of=("value",)),))
+    done = trainer(tmp_path, plan=plan, tokenizer=Words())
+    ids = torch.tensor([[3, 9, 6, 9, 6, 4]])
+    guidance = done._guidance(done._batch({"input_ids": ids, "attention_mask": torch.ones_like(ids)}))
+    assert guidance.pattern(0, "encoder").dense()[0].nonzero().tolist() == [[1, 3], [3, 1]]

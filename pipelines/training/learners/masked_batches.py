@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from guidance.objectives.masked_lm import IGNORED, num_chosen
-from guidance.objectives.selection import places_of
+from guidance.objectives.selection import places_of, put_at
 from guidance.statistics.roles import COLUMNS
 from pipelines.training.batches import pad
 from pipelines.training.learners.guided import Inputs
@@ -53,17 +53,18 @@ class MaskedBatch:
         return float(num_chosen(self.labels))
 
     def tensors(self, pad_id: int, device: torch.device) -> Inputs:
-        """The rows, padded, on a device."""
+        """The rows, padded, on a device; the features also have ``original``, the ids before masking."""
         labels_BT = pad(self.labels, IGNORED, self.length)
-        places_N = places_of(labels_BT != IGNORED)
+        chosen_N = places_of(labels_BT != IGNORED)
+        places_N, labels_N = (part.to(device, non_blocking=True) for part in (chosen_N, labels_BT.flatten()[chosen_N]))
+        seen_BT = pad(self.seen, pad_id, self.length, device)
+        mask_BT = pad([np.ones(len(row), np.int64) for row in self.seen], 0, self.length, device)
+        columns = {n: pad(rows, COLUMNS[n].fill, self.length, device) for n, rows in self.columns.items() if rows}
         return Inputs(
-            {
-                "input_ids": pad(self.seen, pad_id, self.length, device),
-                "attention_mask": pad([np.ones(len(row), np.int64) for row in self.seen], 0, self.length, device),
-            },
-            places_N.to(device, non_blocking=True),
-            labels_BT.flatten()[places_N].to(device, non_blocking=True),
-            {name: pad(rows, COLUMNS[name].fill, self.length, device) for name, rows in self.columns.items() if rows},
+            {"input_ids": seen_BT, "attention_mask": mask_BT},
+            places_N,
+            labels_N,
+            {**columns, "original": put_at(seen_BT, places_N, labels_N)},
         )
 
 

@@ -185,9 +185,8 @@ class FilledLM(MaskedLM):
         """The batch on the device of the model, after it was filled in."""
         inputs = super().tensors(batch)
         ids_BT, drawn_N = inputs.model["input_ids"], batch.drawn_N.to(inputs.labels_N.device, non_blocking=True)
-        original_BT = put_at(ids_BT, inputs.places_N, inputs.labels_N)
         predicted_BT = put_at(ids_BT, inputs.places_N, drawn_N)
-        filled = {"original": original_BT, "predicted": predicted_BT, "mispredicted": predicted_BT != original_BT}
+        filled = {"predicted": predicted_BT, "mispredicted": predicted_BT != inputs.columns["original"]}
         return dataclasses.replace(inputs, columns={**inputs.columns, **filled})
 
     def weights(self, step: int) -> dict[str, float]:

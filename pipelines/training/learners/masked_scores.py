@@ -356,6 +356,7 @@ def _pseudo(run: Run, setup: Setup, model: Any, handle: Any) -> tuple[float, int
                     name: pad([rows.column(name, index)] * len(some), COLUMNS[name].fill, len(ids), device)
                     for name in rows.columns
                 }
+                columns["original"] = torch.from_numpy(np.tile(ids, (len(some), 1))).to(device)
                 at = torch.from_numpy(np.arange(len(some)) * len(ids) + some).to(device)
                 output = logits_at(model, at, **inputs, **handle.at_inference(**inputs, **columns))
                 total += float(_nll(output.logits, torch.from_numpy(ids[some]).to(device)).sum())

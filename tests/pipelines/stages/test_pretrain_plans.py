@@ -21,6 +21,8 @@ PLANS = {
     "mask": '[[guide]]\npattern = "window"\nmechanism = "mask"\nheads = [0]',
     "segments": '[[guide]]\npattern = "same_segment"\nmechanism = "mask"\nheads = [0]',
     "bias": '[[guide]]\npattern = "matching_token"\nmechanism = "bias"\nheads = [1]',
+    "unmasked": '[[guide]]\npattern = { where = "matching_token and not key.mask_token" }\nmechanism = "mask"\nheads = [0]',
+    "shuffled": '[[guide]]\npattern = { shuffled = "window" }\nmechanism = "mask"\nheads = [0]',
     "fix": '[[guide]]\npattern = "previous"\nmechanism = "fix"',
     "gaussian": '[[guide]]\nmechanism = "gaussian"\nheads = [0]',
     "off": '[[guide]]\nmechanism = "off"\nheads = [1]\nlayers = [0]',
@@ -32,7 +34,7 @@ PLANS = {
     "random": '[[guide]]\nmechanism = "random_mask"',
     "loss": '[[guide]]\npattern = { or = ["next", "previous"] }\nmechanism = "attention_loss"\nheads = [0]',
 }
-SHAPING = {"mask", "segments", "bias", "fix", "gaussian", "off", "gate", "learned", "pal"}
+SHAPING = {"mask", "unmasked", "shuffled", "segments", "bias", "fix", "gaussian", "off", "gate", "learned", "pal"}
 EXTRA = {"gate", "learned", "pal", "adversary"}
 
 

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import guidance
 from guidance.errors import InputError
 from guidance.statistics.ngrams import FLOORS
 from pipelines.probing.likelihood import Scorer
@@ -147,6 +148,21 @@ def test_a_guided_model_is_scored_with_and_without_its_plan(tmp_path: Path) -> N
     text = [" ".join(["w1", "w2", "w3", "w4"])]
     one, other = (scorer.likelihoods(text, "token", 4)[0].total for scorer in (guided, plain))
     assert math.isfinite(one) and one != other
+
+
+def test_every_masked_copy_of_a_text_has_its_shuffled_keys(tmp_path: Path) -> None:
+    store = Store(tmp_path / "artifacts")
+    (tmp_path / "plan.toml").write_text('[[guide]]\npattern = { shuffled = "window" }\nmechanism = "mask"\n')
+    folder = trainings.train(store, steps=1, plan=str(tmp_path / "plan.toml")).artifact.path
+    (found,) = Scorer(folder).likelihoods(["w1 w2 w3 w4"], "token", 4)
+    model, handle = guidance.load(folder)
+    text = torch.tensor([[0, *found.ids.tolist(), 2]])
+    for place, score in enumerate(found.scores, 1):
+        seen = text.clone()
+        seen[0, place] = trainings.SPECIAL.index("<mask>")
+        with torch.no_grad():
+            logits_V = model.eval()(seen, guidance=handle.guide(seen, original=text)).logits[0, place]
+        assert score == pytest.approx(float(logits_V.log_softmax(-1)[text[0, place]]), abs=1e-5)
 
 
 @pytest.mark.parametrize(

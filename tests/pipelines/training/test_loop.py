@@ -137,11 +137,9 @@ def test_tensorboard_follows_a_run_through_a_restart(store: Store) -> None:
 # the learner
 
 
-def objective(rows: list[list[int]], **changes: Any) -> MaskedLM:
+def objective(rows: list[list[int]], plan: Plan | None = None, **changes: Any) -> MaskedLM:
     from tokenizers import Tokenizer
     from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerFast
-
-    from guidance.plan import Plan
 
     given = AutoConfig.for_model(
         "bert", vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
@@ -152,7 +150,7 @@ def objective(rows: list[list[int]], **changes: Any) -> MaskedLM:
     names = json.loads(files["special_tokens_map.json"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(files["tokenizer.json"].decode()), **names)
     options = {"mask_probability": 0.15, "valid_sequences": 0} | changes
-    run = Setup(pretrain.Config(**options), Plan.load("preset:ag"), Any, tokenizer, examples, examples)  # type: ignore[arg-type]
+    run = Setup(pretrain.Config(**options), plan or Plan.load("preset:ag"), Any, tokenizer, examples, examples)  # type: ignore[arg-type]
     return MaskedLM(run, AutoModelForMaskedLM.from_config(given))
 
 
@@ -202,6 +200,24 @@ def test_matches_continue_from_a_checkpoint() -> None:
     mlm.restore({"next": 10.0, "previous": 20.0})
     mlm.losses(mlm.model, mlm.prepare([(0, 0)]), 0)
     assert mlm.tallies() == {"next": 13.0, "previous": 23.0}
+
+
+def test_shuffled_keys_are_the_same_in_all_epochs_and_in_evaluation() -> None:
+    shuffled = Guide({"shuffled": "previous"}, "mix")
+    mlm = objective([[0, *range(n, n + 18), 2] for n in (7, 30)], Plan((shuffled,)), mask_probability=0.4)
+
+    def keys(inputs: dict[str, Any]) -> torch.Tensor:
+        return mlm.guided.handle.guide(**inputs).pattern(0, "encoder").dense()
+
+    rows = [torch.from_numpy(mlm.splits["train"][n])[None] for n in range(2)]
+    whole = [keys({"input_ids": ids, "attention_mask": torch.ones_like(ids)})[0] for ids in rows]
+    assert not torch.equal(*whole)
+    seen = set()
+    for epoch, split in ((0, "train"), (1, "train"), (0, "valid")):
+        inputs = mlm.tensors(mlm.prepare([(epoch, 0), (epoch, 1)], split))
+        seen.add(tuple(inputs.model["input_ids"].flatten().tolist()))
+        assert torch.equal(keys({**inputs.model, **inputs.columns}), torch.stack(whole))
+    assert len(seen) > 1
 
 
 # the loop

@@ -23,6 +23,7 @@ from cli.tables import table
 from guidance.errors import InputError, counted
 from pipelines import predictions
 from pipelines.engine.stage import Config, check_working_folder
+from pipelines.lazy import pa, pq
 from pipelines.storage.files import write_file
 from pipelines.training.objectives.translation import Decoding
 
@@ -208,9 +209,6 @@ def _json_lines(rows: Iterable[Row]) -> bytes:
 
 
 def _parquet(rows: Iterable[Row]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     file = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(list(rows)), file, compression="zstd")
     return file.getvalue()

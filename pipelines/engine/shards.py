@@ -24,6 +24,7 @@ from typing import Any, TypeVar, Unpack
 from guidance.errors import InputError, MachineError
 from pipelines.engine.executor import Config, run_all
 from pipelines.engine.stage import Buildable, Options, Result, Run, Work, file_digest, recipe_of, reused, run_stage
+from pipelines.lazy import pa, pq
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, open_parquet, remove_tree
@@ -66,8 +67,6 @@ class Shard:
 
     def read(self, columns: Sequence[str]) -> Any:
         """The rows as one ``pyarrow.Table``."""
-        import pyarrow as pa
-
         return pa.concat_tables(self.tables(columns))
 
     def documents(self, columns: Sequence[str]) -> Iterator[Any]:
@@ -142,8 +141,6 @@ def shards_of(corpus: Artifact, size: int) -> list[Shard]:
 def open_checked(path: str | Path) -> Iterator[Any]:
     """Open a table of an artifact; the checksum of every page is checked as it is read.  Raises ArtifactDamaged if the
     file is unreadable, or lacks a column."""
-    import pyarrow as pa
-
     try:
         with open(path, "rb") as file:
             yield open_parquet(file, metadata=footer(str(path)), page_checksum_verification=True)
@@ -320,8 +317,6 @@ def _warn_of_other_shards(names: set[str], folder: Path) -> None:
 @contextlib.contextmanager
 def parquet_file(path: Path, schema: Any, **options: Any) -> Iterator[Any]:
     """A ``pyarrow.parquet.ParquetWriter`` for a partial file; ``options`` as there, by default compressed with zstd."""
-    import pyarrow.parquet as pq
-
     with DigestWriter(path) as file, pq.ParquetWriter(file, schema, **{"compression": "zstd"} | options) as writer:
         yield writer
 
@@ -331,8 +326,6 @@ def evenly(tables: Iterable[Any], rows: int) -> Iterator[Any]:
 
     Row groups, and so the bytes of the file, do not depend on how the rows arrived.
     """
-    import pyarrow as pa
-
     held: list[Any] = []
     number = 0
     for table in tables:

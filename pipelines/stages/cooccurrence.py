@@ -21,6 +21,7 @@ from pipelines.engine.declaration import Command, Stage
 from pipelines.engine.shards import evenly, merge_tree, row_groups
 from pipelines.engine.stage import Result, Run, knob
 from pipelines.inputs import Corpus, Tokenizer
+from pipelines.lazy import pa
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.tables import COUNTS, VOCABULARY, schema_of
 from pipelines.text.corpus_files import CountedColumn, check_column
@@ -81,8 +82,6 @@ def vocabulary_schema() -> Any:
 
 def build(run: Run[Config]) -> None:
     """Count pairs of tokens.  Raises InputError if the tokenizer is damaged, or there is no training text."""
-    import pyarrow as pa
-
     from pipelines.statistics.pair_files import arrays_of, count_all, count_schema, merge_pairs
     from pipelines.text.tokenizer_files import plain_tokenizer
 

@@ -33,6 +33,7 @@ from pipelines.engine.shards import (
 )
 from pipelines.engine.stage import Files, Result, Run, Work, knob
 from pipelines.inputs import Corpus
+from pipelines.lazy import np, pa, pc
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS, TREES, column, list_column
 from pipelines.text.conllu import Treebank
@@ -83,8 +84,6 @@ class Config(executor.Config):
 
 def dependency_schema() -> Any:
     """Columns of ``deps.parquet``; all lists of a row have one entry per word."""
-    import pyarrow as pa
-
     place = "code points in the document, its blocks joined by one newline"
     return pa.schema(
         [
@@ -212,8 +211,6 @@ def _windows(shard: Shard) -> Iterator[Any]:
     Windows are cut from the start of each row group of the corpus, so they do not depend on the shards.  A window belongs
     to the shard in which it begins, even if it ends in the next one.
     """
-    import pyarrow.compute as pc
-
     for group, start, stop in shard.pieces:
         whole = dataclasses.replace(shard, pieces=((group, 0, 1 << 62),)).read(_COLUMNS)
         first, size = 0, 0
@@ -232,9 +229,6 @@ def _sentences(window: Any) -> Iterator[Sentence]:
 
 
 def _table(sentences: Sequence[Sentence], trees: Sequence[Tree], schema: Any) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
     starts = np.array([row[2] for row in sentences], "int64")
     lengths = np.array([len(tree) for tree in trees], "int64")
     columns = {
@@ -266,8 +260,6 @@ class _Summary:
         self._first: dict[str, str] = {}
 
     def add(self, table: Any) -> None:
-        import pyarrow.compute as pc
-
         for number, status in enumerate(table["status"].to_pylist()):
             reason, colon, detail = status.partition(":")
             self._status[reason] += 1

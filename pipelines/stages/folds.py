@@ -9,7 +9,6 @@ hash of what the questions are about.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
@@ -18,13 +17,11 @@ from pipelines.engine import stage
 from pipelines.engine.declaration import Command, Stage
 from pipelines.engine.stage import Run
 from pipelines.inputs import Dataset
+from pipelines.lazy import np, pa
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import BLOCKS, DOCUMENTS
 from pipelines.text.corpus_files import SPLITS, block_schema, document_schema, fraction_of, read_blocks, text_digests
-
-if TYPE_CHECKING:
-    import numpy as np
 
 TRAIN, VALID, TEST = range(len(SPLITS))
 
@@ -46,8 +43,6 @@ class Config(stage.Config):
 
 def build(run: Run[Config]) -> None:
     """Write one fold of a dataset.  Raises InputError if there are fewer different texts than folds, or none in this fold."""
-    import numpy as np
-
     dataset: Artifact = run.inputs["dataset"]
     groups = text_digests(dataset, first_only=dataset.counts.get("shape") == "choices")
     codes = _splits(list(groups.values()), run.config, dataset.reference)
@@ -76,8 +71,6 @@ def build(run: Run[Config]) -> None:
 
 def _splits(groups: list[bytes], config: Config, reference: str) -> np.ndarray:
     """The split of each document, as an index in `SPLITS`."""
-    import numpy as np
-
     distinct = len(set(groups))
     if distinct < config.folds:
         raise InputError(
@@ -100,8 +93,6 @@ def _splits(groups: list[bytes], config: Config, reference: str) -> np.ndarray:
 
 def _write_blocks(run: Run[Config], dataset: Artifact, codes: np.ndarray) -> dict[str, Counter[str]]:
     """Copy the blocks with their new splits; returns the counts of each split."""
-    import pyarrow as pa
-
     schema = block_schema()
     index = schema.get_field_index("split")
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
@@ -120,8 +111,6 @@ def _write_blocks(run: Run[Config], dataset: Artifact, codes: np.ndarray) -> dic
 
 def _write_documents(run: Run[Config], dataset: Artifact, codes: np.ndarray) -> dict[str, Counter[str]]:
     """Copy the documents with their new splits; returns the labels of each split."""
-    import pyarrow as pa
-
     schema = document_schema()
     with dataset.open(DOCUMENTS) as raw:
         table = open_parquet(raw).read()
@@ -138,8 +127,6 @@ def _write_documents(run: Run[Config], dataset: Artifact, codes: np.ndarray) -> 
 
 def _sharing(dataset: Artifact, codes: np.ndarray) -> int:
     """How many test documents have a sentence that a training document has, too."""
-    import numpy as np
-
     own: list[set[str]] = [set() for _ in codes]
     for batch in read_blocks(dataset, ["document", "text", "sentences"]):
         for document, text, spans in zip(*(column.to_pylist() for column in batch.columns), strict=True):

@@ -18,6 +18,7 @@ from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Stage
 from pipelines.engine.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, shards_of
 from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
+from pipelines.lazy import np, pa, pc
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
@@ -69,8 +70,6 @@ def _count(work: Work[Config]) -> Sequence[Path]:
 
 def build(run: Run[Config]) -> None:
     """Count the units in which each word or token of the training text occurs."""
-    import pyarrow as pa
-
     from guidance.statistics.idf import inverse_document_frequency
 
     config, paths = run.config, _count(run)
@@ -110,8 +109,6 @@ def build(run: Run[Config]) -> None:
 
 def count(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     """Count document frequencies of a shard into a partial file, sorted by token, with N in the metadata."""
-    import pyarrow as pa
-
     from guidance.statistics.idf import document_frequencies
 
     blocks = _Blocks(shard, settings["unit"], settings["block"])
@@ -142,8 +139,6 @@ class _Blocks:
         self._shard, self._block, self.unit, self.units = shard, block, unit, 0
 
     def __iter__(self) -> Iterator[Any]:
-        import pyarrow.compute as pc
-
         columns = ("document", "block", "split", "start", "first_sentence", "text", "sentences")
         last = -1
         for blocks in self._shard.documents(columns) if self.unit == "document" else self._shard.tables(columns):
@@ -180,8 +175,6 @@ def _words(blocks: _Blocks) -> Iterator[tuple[object, list[str]]]:
 
 def _tokens(folder: str, blocks: _Blocks) -> Iterator[tuple[object, list[int]]]:
     """(Key of the unit, its token ids); a unit may come in several parts."""
-    import numpy as np
-
     from pipelines.text.encoding import tokens_of
 
     for tokens in tokens_of(folder, blocks):
@@ -203,9 +196,6 @@ def merge(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> Non
 
 def _summed(streams: Sequence[Iterator[Any]]) -> Iterator[Any]:
     """Merge several streams of tables sorted by token; each token comes once, with the sum of its counts."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     heads = [(table, stream) for stream in streams for table in itertools.islice(stream, 1)]
     while True:
         heads = [
@@ -230,8 +220,6 @@ def _units(path: Path) -> int:
 
 
 def _partial_schema(units: int) -> Any:
-    import pyarrow as pa
-
     fields = [pa.field("token", pa.string(), False), pa.field("df", pa.int64(), False)]
     return pa.schema(fields, metadata={"units": str(units)})
 

@@ -21,6 +21,7 @@ from pipelines.engine.declaration import Command, Opening, Stage, Stored, Table,
 from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file
 from pipelines.engine.stage import Result, Run, Work, internal, require
 from pipelines.inputs import Sequences
+from pipelines.lazy import pa
 from pipelines.statistics.codes import CODES_KEY
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
@@ -112,8 +113,6 @@ def mask_schema(columns: Sequence[str]) -> Any:
 
     For columns of codes, the field's metadata has ``codes``: a JSON list of what the numbers stand for.
     """
-    import pyarrow as pa
-
     from guidance.patterns.features import CODES, FEATURES
     from guidance.statistics.roles import COLUMNS
 
@@ -164,8 +163,6 @@ def _shards(data: Artifact, name: str, size: int) -> list[Shard]:
 
 def _work(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     """Write the partial file of a shard: the columns, with counts in the metadata of the schema."""
-    import pyarrow as pa
-
     from pipelines.statistics.role_tables import RoleTables, pieces_of
 
     tables = RoleTables(**settings)
@@ -210,8 +207,6 @@ def build(run: Run[Config]) -> None:
 
 def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
     """The rows of partial files in groups that depend only on the sequences, not on the shards."""
-    import pyarrow as pa
-
     pending, size = [], 0
     for path in paths:
         with open(path, "rb") as raw:

@@ -28,6 +28,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from guidance.errors import InputError
 from pipelines.engine.declaration import Stage, roles
 from pipelines.engine.stage import Options, Result, Run, check_working_folder, knob, run_stage
+from pipelines.lazy import np, pa, pq
 from pipelines.progress import log
 from pipelines.stages import evaluate, finetune, folds, missing
 from pipelines.storage.artifacts import Artifact
@@ -229,9 +230,6 @@ def _starts(pretrained: Artifact) -> list[Start]:
     Raises:
         InputError: it has no snapshots.
     """
-    import numpy as np
-    import pyarrow.parquet as pq
-
     with pretrained.open("metrics.parquet") as file:
         elapsed = np.concatenate([[0.0], np.cumsum(pq.read_table(file, columns=["seconds"])["seconds"].to_numpy())])
     last = int(pretrained.counts["steps"])
@@ -329,8 +327,6 @@ def _test(member: Member, config: Config, store: Store, opened: ExitStack, progr
 
 def run_schema(metrics: Sequence[str] = ()) -> Any:
     """Columns of ``runs.parquet``, with a column ``test/NAME`` for each metric."""
-    import pyarrow as pa
-
     return pa.schema(
         [
             column("fold", pa.int32(), "running number"),
@@ -357,8 +353,6 @@ def build(run: Run, members: Sequence[Member] = (), chosen: Sequence[Member] = (
     Args:
         members: all runs; ``chosen``: those that were tested.
     """
-    import pyarrow as pa
-
     names = list(dict.fromkeys(name for member in chosen for name in member.metrics))
     schema = run_schema(names)
     rows = [

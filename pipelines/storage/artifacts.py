@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.lazy import pa, pq
 from pipelines.storage.files import (
     DigestWriter,
     Lock,
@@ -218,9 +219,6 @@ class Builder:
     @contextlib.contextmanager
     def parquet(self, name: str, schema: Any) -> Iterator[Any]:
         """A ``pyarrow.parquet.ParquetWriter`` whose fixed options give the same bytes for the same row groups."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         # without dictionaries, columns of numbers are smaller and take a third less time to write
         strings = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_dictionary(f.type)]
         rows = 0
@@ -253,8 +251,6 @@ class Builder:
         may_be_null: Container[str] = (),
     ) -> None:
         """Write a table from rows in memory; see `schema_of` for its columns."""
-        import pyarrow as pa
-
         schema = schema_of(columns, may_be_null)
         with self.parquet(name, schema) as writer:
             writer.write_table(pa.Table.from_pylist(list(rows), schema))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from guidance.errors import InputError, MachineError
+from pipelines.lazy import pq
 
 _failpoint_hits: dict[str, int] = {}
 
@@ -310,6 +311,4 @@ def open_parquet(source: Any, **options: Any) -> Any:
 
     Arrow's default, pre-buffering, keeps everything read until the file is closed: 440 MB for a corpus of 1 GB.
     """
-    import pyarrow.parquet as pq
-
     return pq.ParquetFile(source, pre_buffer=False, **options)

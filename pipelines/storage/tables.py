@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
+from pipelines.lazy import pa
+
 BLOCKS, DOCUMENTS = "blocks.parquet", "documents.parquet"
 """Of ``build-corpus`` and ``build-dataset``: the text, and where it comes from."""
 
@@ -25,8 +27,6 @@ def schema_of(columns: Mapping[str, tuple[str, str]], may_be_null: Container[str
         columns: by name, each with its type, as ``pyarrow`` calls it, and what a value means, in a few words.
         may_be_null: the names of those that may be null.
     """
-    import pyarrow as pa
-
     return pa.schema(
         [
             pa.field(name, pa.type_for_alias(kind), name in may_be_null, metadata={"unit": unit})
@@ -42,13 +42,9 @@ def column(name: str, kind: Any, unit: str) -> Any:
         kind: a ``pyarrow.DataType``.
         unit: what a value means, in a few words.
     """
-    import pyarrow as pa
-
     return pa.field(name, kind, False, metadata={"unit": unit})
 
 
 def list_column(name: str, kind: Any, unit: str) -> Any:
     """A column of lists whose elements have the type ``kind`` and are never null."""
-    import pyarrow as pa
-
     return column(name, pa.list_(pa.field("element", kind, False)), unit)

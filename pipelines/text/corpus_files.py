@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipelines.engine.declaration import Opening
+from pipelines.lazy import pa, pc
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
@@ -50,8 +51,6 @@ def split_of(key: str, valid: float, test: float) -> str:
 
 def block_schema() -> Any:
     """Columns of ``blocks.parquet``; the metadata of each field says its unit."""
-    import pyarrow as pa
-
     span = pa.struct([pa.field("start", pa.int32(), False), pa.field("end", pa.int32(), False)])
     return pa.schema(
         [
@@ -85,8 +84,6 @@ def document_schema() -> Any:
 def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) -> Iterator[Any]:
     """Record batches of ``blocks.parquet``, in order.  Raises ArtifactMismatch if a column is missing, occurs twice, has
     another type or has nulls."""
-    import pyarrow as pa
-
     columns = list(columns)
     with corpus.open(BLOCKS) as raw:
         try:
@@ -128,8 +125,6 @@ def text_digests(corpus: Artifact, *, first_only: bool = False, split: str | Non
 
 def whole_documents(corpus: Artifact) -> Iterator[Any]:
     """The blocks of a corpus, in tables of whole documents."""
-    import pyarrow as pa
-
     pending: list[Any] = []
     columns = ["document", "block", "split", "start", "first_sentence", "text", "sentences"]
     for batch in read_blocks(corpus, columns, batch=DOCUMENT_BATCH):
@@ -146,8 +141,6 @@ def whole_documents(corpus: Artifact) -> Iterator[Any]:
 
 def training_blocks(blocks: Any, number: int | None = None) -> Any:
     """The rows of a table of blocks that belong to the training split; perhaps only those with a number, see `BLOCK_OF_COLUMN`."""
-    import pyarrow.compute as pc
-
     chosen = pc.equal(blocks["split"].cast("string"), "train")
     return blocks.filter(chosen if number is None else pc.and_(chosen, pc.equal(blocks["block"], number)))
 
@@ -159,8 +152,6 @@ def is_parallel(corpus: Artifact) -> bool:
 
 def check_pairs(corpus: Artifact) -> None:
     """Raise ArtifactMismatch unless every document of the corpus is an example with two texts."""
-    import pyarrow as pa
-
     with corpus.open(DOCUMENTS) as raw:
         try:
             batches = open_parquet(raw).iter_batches(columns=["pair"])

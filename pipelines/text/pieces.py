@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pipelines.lazy import pa
 from pipelines.storage.files import machine_errors, open_parquet
 from pipelines.text.blocks import PAGE
 
@@ -143,8 +144,6 @@ def _find(data: bytes, at: int, line: int, cut: Cut) -> int | None:
 
 def cut_parquet(piece: Piece, size: int) -> list[Piece]:
     """A Parquet file as groups of row groups of about ``size`` bytes; whole if it cannot be read, which its reader reports."""
-    import pyarrow as pa
-
     try:
         with open(piece.path, "rb") as file:
             metadata = open_parquet(file).metadata

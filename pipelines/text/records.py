@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from guidance.errors import InputError, counted, reason_of
+from pipelines.lazy import pa
 from pipelines.storage.files import open_parquet
 from pipelines.text.blocks import Document, Notes, record_blocks
 from pipelines.text.readers import LINE_LIMIT, check_expansion, looks_like
@@ -292,8 +293,6 @@ def parquet_rows(
 
 def arrow_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of an Arrow file: a stream, as Hugging Face's ``datasets`` writes it, or a file with a footer."""
-    import pyarrow as pa
-
     with path.open("rb") as raw:
         head = raw.read(16)
         raw.seek(0)
@@ -322,8 +321,6 @@ class _Count:
 @contextlib.contextmanager
 def _damage(name: str, kind: str, rows: int = 0) -> Iterator[_Count]:
     """Counts the rows that are read, and raises InputError when one is damaged."""
-    import pyarrow as pa
-
     count = _Count(rows)
     try:
         yield count

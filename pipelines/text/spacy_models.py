@@ -13,6 +13,7 @@ from typing import Any
 from guidance.errors import InputError, MachineError
 from guidance.statistics.dependencies import Scheme, Tree, label_scheme, without
 from pipelines.engine.stage import require
+from pipelines.lazy import np
 from pipelines.progress import log
 from pipelines.text.parsing import Device, parse_all
 
@@ -147,7 +148,6 @@ class SpacyParser:
 
     def _trees(self, texts: Sequence[str], docs: Sequence[Any]) -> Iterator[Tree]:
         """The trees of parsed sentences, without words that are white space; one by one would take a quarter longer."""
-        import numpy as np
         from spacy.attrs import DEP, HEAD, IDX, IS_SPACE, LEMMA, LENGTH, POS
         from spacy.parts_of_speech import NAMES
 
@@ -184,7 +184,6 @@ def _unused_components(factories: Mapping[str, str]) -> list[str]:
 
 def _one_sentence(doc: Any) -> Any:
     """The words of a doc as one sentence that no parser may split; ten times as fast as setting each token."""
-    import numpy as np
     from spacy.attrs import SENT_START
 
     starts_N1 = np.full((len(doc), 1), -1)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.lazy import np
 from pipelines.storage.manifest import digest
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Notes, block_of, pieces_of
 from pipelines.text.examples import Layout
@@ -78,8 +79,6 @@ class Documents:
 
     def survey(self, documents: Iterable[tuple[str, Structured]]) -> None:
         """Remember the sentences of the training documents, 8 bytes for each."""
-        import numpy as np
-
         known = array("q")
         for split, document in documents:
             blocks = self._blocks(document, Notes())
@@ -157,8 +156,6 @@ class Documents:
 
     def _is_shared(self, blocks: Sequence[Block], place: str) -> bool:
         """Count a test document; True if it is dropped because it shares a sentence with training."""
-        import numpy as np
-
         hashes = np.array(list(map(_hash, _sentences(blocks))), np.int64)
         shares = bool(np.isin(hashes, self._known).any())
         self.tested += 1

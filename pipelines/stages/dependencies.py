@@ -35,7 +35,7 @@ from pipelines.engine.stage import Files, Result, Run, Work, knob
 from pipelines.inputs import Corpus
 from pipelines.lazy import np, pa, pc
 from pipelines.storage.files import open_parquet
-from pipelines.storage.tables import DOCUMENTS, TREES, column, list_column
+from pipelines.storage.tables import DOCUMENTS, TREES, schema_of
 from pipelines.text.conllu import Treebank
 from pipelines.text.parsing import model_folder
 from pipelines.text.sources import expand
@@ -85,19 +85,19 @@ class Config(executor.Config):
 def dependency_schema() -> Any:
     """Columns of ``deps.parquet``; all lists of a row have one entry per word."""
     place = "code points in the document, its blocks joined by one newline"
-    return pa.schema(
-        [
-            column("document", pa.int64(), "row in the corpus's documents.parquet"),
-            column("sentence", pa.int32(), "running number in the document"),
-            list_column("start", pa.int64(), place),
-            list_column("end", pa.int64(), f"{place}, exclusive"),
-            list_column("form", pa.string(), "word; of a multi-word token, the word that it stands for"),
-            list_column("lemma", pa.string(), "dictionary form, empty for none"),
-            list_column("upos", pa.string(), "universal part of speech, empty for none"),
-            list_column("head", pa.int32(), "place of the head in the lists of this row; a root's is its own"),
-            list_column("relation", pa.string(), "label of the arc to the head, in the scheme of the table"),
-            column("status", pa.string(), "ok, or why there are no words"),
-        ]
+    return schema_of(
+        {
+            "document": ("int64", "row in the corpus's documents.parquet"),
+            "sentence": ("int32", "running number in the document"),
+            "start": ("[int64]", place),
+            "end": ("[int64]", f"{place}, exclusive"),
+            "form": ("[string]", "word; of a multi-word token, the word that it stands for"),
+            "lemma": ("[string]", "dictionary form, empty for none"),
+            "upos": ("[string]", "universal part of speech, empty for none"),
+            "head": ("[int32]", "place of the head in the lists of this row; a root's is its own"),
+            "relation": ("[string]", "label of the arc to the head, in the scheme of the table"),
+            "status": ("string", "ok, or why there are no words"),
+        }
     )
 
 

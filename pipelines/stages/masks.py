@@ -21,13 +21,13 @@ from pipelines.engine.declaration import Command, Opening, Stage, Stored, Table,
 from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file
 from pipelines.engine.stage import Result, Run, Work, internal, require
 from pipelines.inputs import Sequences
-from pipelines.lazy import pa
+from pipelines.lazy import np, pa
 from pipelines.statistics.codes import CODES_KEY
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
-from pipelines.storage.tables import list_column
+from pipelines.storage.tables import schema_of
 from pipelines.text.corpus_files import SPLITS
 
 GROUP_TOKENS = 1 << 18
@@ -116,13 +116,10 @@ def mask_schema(columns: Sequence[str]) -> Any:
     from guidance.patterns.features import CODES, FEATURES
     from guidance.statistics.roles import COLUMNS
 
-    fields = [
-        list_column(name, pa.from_numpy_dtype(kind.dtype), FEATURES[name].summary)
-        for name, kind in COLUMNS.items()
-        if name in columns
-    ]
-    codes = [{CODES_KEY: json.dumps(CODES[field.name])} if field.name in CODES else {} for field in fields]
-    return pa.schema([f.with_metadata({**f.metadata, **more}) for f, more in zip(fields, codes, strict=True)])
+    known = {name: (f"[{np.dtype(kind.dtype).name}]", FEATURES[name].summary) for name, kind in COLUMNS.items()}
+    codes = {name: {CODES_KEY: json.dumps(own)} for name, own in CODES.items()}
+    schema = schema_of({name: about for name, about in known.items() if name in columns})
+    return pa.schema([field.with_metadata({**field.metadata, **codes.get(field.name, {})}) for field in schema])
 
 
 # building

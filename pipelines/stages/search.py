@@ -33,7 +33,7 @@ from pipelines.progress import log
 from pipelines.stages import evaluate, finetune, folds, missing
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.storage.tables import column
+from pipelines.storage.tables import schema_of
 from pipelines.training.checkpoints import best_name
 from pipelines.training.tasks import task_for
 
@@ -325,26 +325,23 @@ def _test(member: Member, config: Config, store: Store, opened: ExitStack, progr
     }
 
 
+COLUMNS = {
+    "fold": ("int32", "running number"),
+    "step": ("int64", "steps of pre-training before; null without --along"),
+    "seconds": ("double", "of pre-training before; null without --along"),
+    "seed": ("int64", "seed of the run"),
+    "setting": ("string", "settings that vary, NAME=VALUE with spaces between"),
+    "model": ("string", "id of the run's model"),
+    "valid": ("double", "validation loss, or metric of --select; null without one"),
+    "chosen": ("bool", "whether the setting is the best of its fold"),
+    "evaluation": ("string", "id of the evaluation on the test split, if there is one"),
+}
+
+
 def run_schema(metrics: Sequence[str] = ()) -> Any:
     """Columns of ``runs.parquet``, with a column ``test/NAME`` for each metric."""
-    return pa.schema(
-        [
-            column("fold", pa.int32(), "running number"),
-            pa.field("step", pa.int64(), metadata={"unit": "steps of pre-training before; null without --along"}),
-            pa.field("seconds", pa.float64(), metadata={"unit": "of pre-training before; null without --along"}),
-            column("seed", pa.int64(), "seed of the run"),
-            column("setting", pa.string(), "settings that vary, NAME=VALUE with spaces between"),
-            column("model", pa.string(), "id of the run's model"),
-            pa.field(
-                "valid", pa.float64(), metadata={"unit": "validation loss, or metric of --select; null without one"}
-            ),
-            column("chosen", pa.bool_(), "whether the setting is the best of its fold"),
-            pa.field(
-                "evaluation", pa.string(), metadata={"unit": "id of the evaluation on the test split, if there is one"}
-            ),
-            *(pa.field(f"test/{name}", pa.float64(), metadata={"unit": "on the test split"}) for name in metrics),
-        ]
-    )
+    tested = {f"test/{name}": ("double", "on the test split") for name in metrics}
+    return schema_of(COLUMNS | tested, may_be_null=("step", "seconds", "valid", "evaluation", *tested))
 
 
 def build(run: Run, members: Sequence[Member] = (), chosen: Sequence[Member] = (), task: str = "") -> None:

@@ -25,7 +25,7 @@ from pipelines.engine.stage import Work
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, open_parquet
-from pipelines.storage.tables import column
+from pipelines.storage.tables import schema_of
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, training_blocks
 from pipelines.text.encoding import BLOCK_COLUMNS, Encoder, tokenizer_folder, tokens_of
 
@@ -93,12 +93,12 @@ def sum_of_frequencies(paths: Sequence[Path], counts: Any) -> Any:
 
 def count_schema() -> Any:
     """Columns of ``counts.parquet``: the pairs that occur, sorted."""
-    return pa.schema(
-        [
-            column("i", pa.int32(), "row in vocabulary.parquet"),
-            column("j", pa.int32(), "row in vocabulary.parquet, not below i"),
-            column("count", pa.int64(), "pairs of places; two places with the same token count twice, once from each"),
-        ]
+    return schema_of(
+        {
+            "i": ("int32", "row in vocabulary.parquet"),
+            "j": ("int32", "row in vocabulary.parquet, not below i"),
+            "count": ("int64", "pairs of places; two places with the same token count twice, once from each"),
+        }
     )
 
 

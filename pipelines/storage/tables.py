@@ -20,31 +20,23 @@ VOCABULARY, COUNTS = "vocabulary.parquet", "counts.parquet"
 """Of ``build-cooccur``: the tokens that are counted, and the counts of pairs."""
 
 
-def schema_of(columns: Mapping[str, tuple[str, str]], may_be_null: Container[str] = ()) -> Any:
+def schema_of(columns: Mapping[str, tuple[Any, str]], may_be_null: Container[str] = ()) -> Any:
     """A ``pyarrow.Schema``.
 
     Args:
-        columns: by name, each with its type, as ``pyarrow`` calls it, and what a value means, in a few words.
+        columns: by name, each with its type, and what a value means, in a few words.  A type is one of ``pyarrow``, or is called
+            as there; ``[int32]`` is a list whose elements are never null.
         may_be_null: the names of those that may be null.
     """
     return pa.schema(
         [
-            pa.field(name, pa.type_for_alias(kind), name in may_be_null, metadata={"unit": unit})
+            pa.field(name, _type_of(kind), name in may_be_null, metadata={"unit": unit})
             for name, (kind, unit) in columns.items()
         ]
     )
 
 
-def column(name: str, kind: Any, unit: str) -> Any:
-    """A ``pyarrow.Field``.
-
-    Args:
-        kind: a ``pyarrow.DataType``.
-        unit: what a value means, in a few words.
-    """
-    return pa.field(name, kind, False, metadata={"unit": unit})
-
-
-def list_column(name: str, kind: Any, unit: str) -> Any:
-    """A column of lists whose elements have the type ``kind`` and are never null."""
-    return column(name, pa.list_(pa.field("element", kind, False)), unit)
+def _type_of(kind: Any) -> Any:
+    if isinstance(kind, str) and kind.startswith("["):
+        return pa.list_(pa.field("element", pa.type_for_alias(kind[1:-1]), False))
+    return pa.type_for_alias(kind) if isinstance(kind, str) else kind

@@ -13,7 +13,7 @@ from pipelines.lazy import pa, pc
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
-from pipelines.storage.tables import BLOCKS, DOCUMENTS, column, list_column, schema_of
+from pipelines.storage.tables import BLOCKS, DOCUMENTS, schema_of
 
 SPLITS = ("train", "valid", "test")
 PAIR = "_pair"
@@ -52,16 +52,16 @@ def split_of(key: str, valid: float, test: float) -> str:
 def block_schema() -> Any:
     """Columns of ``blocks.parquet``; the metadata of each field says its unit."""
     span = pa.struct([pa.field("start", pa.int32(), False), pa.field("end", pa.int32(), False)])
-    return pa.schema(
-        [
-            column("document", pa.int64(), "row in documents.parquet"),
-            column("block", pa.int32(), "running number in the document"),
-            column("split", pa.dictionary(pa.int8(), pa.string()), "train, valid or test"),
-            column("start", pa.int64(), "code points before it in the document, blocks being joined by one newline"),
-            column("first_sentence", pa.int32(), "running number in the document of its first sentence"),
-            column("text", pa.string(), "NFC"),
-            list_column("sentences", span, "code points in text, end exclusive"),
-        ]
+    return schema_of(
+        {
+            "document": ("int64", "row in documents.parquet"),
+            "block": ("int32", "running number in the document"),
+            "split": (pa.dictionary(pa.int8(), pa.string()), "train, valid or test"),
+            "start": ("int64", "code points before it in the document, blocks being joined by one newline"),
+            "first_sentence": ("int32", "running number in the document of its first sentence"),
+            "text": ("string", "NFC"),
+            "sentences": (pa.list_(pa.field("element", span, False)), "code points in text, end exclusive"),
+        }
     )
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from guidance.errors import InputError, counted
 from pipelines.engine.stage import Run
-from pipelines.storage.tables import column, list_column
+from pipelines.storage.tables import schema_of
 from pipelines.text.corpus_files import SPLITS
 from pipelines.text.encoding import Encoder, Tokens
 from pipelines.text.tokenizer_files import plain_tokenizer
@@ -58,52 +58,49 @@ def lay_out(tokens: Tokens, places: Any, ends: Any, begin: int, separator: int) 
     return Packed(Tokens(*columns), special, np.concatenate([[0], ends]).astype(np.int32))
 
 
+_SEQUENCE = {
+    "id": ("[int32]", "piece of the vocabulary"),
+    "document": ("[int32]", "row in the corpus's documents.parquet"),
+    "sentence": ("[int32]", "running number in the document"),
+    "start": ("[int64]", "code points in the document, its blocks joined by one newline"),
+    "end": ("[int64]", "code points in the document, exclusive"),
+    "special": ("[bool]", "true for tokens that are not text"),
+}
+_EXAMPLE = _SEQUENCE | {
+    "text": ("[int8]", "0 for the first text with its begin token and separators, 1 for the second"),
+    "label": ("string", "label of the example; null if it has none"),
+    "example": ("int32", "row in documents.parquet"),
+}
+_DOCUMENT = _EXAMPLE | {
+    "segment": ("[int32]", "running number in the sequence of the part that each token belongs to"),
+    "sentences": ("[int32]", "running numbers in the document of the sentences that the label is about"),
+}
+
+
 def sequence_schema() -> pa.Schema:
     """Columns of a file of sequences: lists of equal length with one entry per token, -1 for special tokens."""
-    return pa.schema(
-        [
-            list_column("id", pa.int32(), "piece of the vocabulary"),
-            list_column("document", pa.int32(), "row in the corpus's documents.parquet"),
-            list_column("sentence", pa.int32(), "running number in the document"),
-            list_column("start", pa.int64(), "code points in the document, its blocks joined by one newline"),
-            list_column("end", pa.int64(), "code points in the document, exclusive"),
-            list_column("special", pa.bool_(), "true for tokens that are not text"),
-        ]
-    )
+    return schema_of(_SEQUENCE)
 
 
 def pair_schema() -> pa.Schema:
     """Columns of a file of pairs: those of a sequence for the source, and the target, whose length may differ."""
-    return sequence_schema().append(
-        list_column("target", pa.int32(), "piece of the target's vocabulary, its end token last")
-    )
+    return schema_of(_SEQUENCE | {"target": ("[int32]", "piece of the target's vocabulary, its end token last")})
 
 
 def example_schema() -> pa.Schema:
     """Columns of a file of examples: those of a sequence, the text that each token belongs to, the label, and the example."""
-    text = list_column("text", pa.int8(), "0 for the first text with its begin token and separators, 1 for the second")
-    label = pa.field("label", pa.string(), metadata={"unit": "label of the example; null if it has none"})
-    return (
-        sequence_schema().append(text).append(label).append(column("example", pa.int32(), "row in documents.parquet"))
-    )
+    return schema_of(_EXAMPLE, may_be_null=("label",))
 
 
 def word_schema() -> pa.Schema:
     """Columns of a file of tagged words: those of an example, and the word of each token; the label has a tag for each word."""
-    return example_schema().append(
-        list_column("word", pa.int32(), "number of its word in the example; -1 for special tokens")
-    )
+    word = {"word": ("[int32]", "number of its word in the example; -1 for special tokens")}
+    return schema_of(_EXAMPLE | word, may_be_null=("label",))
 
 
 def document_schema() -> pa.Schema:
     """Columns of a file of documents with summaries or sections: those of examples, and what is said of each sentence."""
-    segment = list_column(
-        "segment", pa.int32(), "running number in the sequence of the part that each token belongs to"
-    )
-    numbers = list_column(
-        "sentences", pa.int32(), "running numbers in the document of the sentences that the label is about"
-    )
-    return example_schema().append(segment).append(numbers)
+    return schema_of(_DOCUMENT, may_be_null=("label",))
 
 
 Counts = Mapping[str, Counter[str]]

@@ -26,7 +26,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import new_folder, open_parquet
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.storage.tables import column, list_column
+from pipelines.storage.tables import schema_of
 from pipelines.training.batches import pad
 from pipelines.training.models import read_tokenizer
 from pipelines.views.one_text import word_labels
@@ -203,12 +203,12 @@ class Opened(contextlib.ExitStack):
 def dense_schema(roles: Sequence[str]) -> Any:
     """Columns of a file of dense masks, with one row per sequence."""
     unit = "length x length, query after query; true: the key may be looked at"
-    return pa.schema(
-        [
-            column("sequence", pa.int64(), "row in the file of the same name of the sequences"),
-            column("length", pa.int32(), "tokens"),
-            *(list_column(role, pa.bool_(), unit) for role in roles),
-        ]
+    return schema_of(
+        {
+            "sequence": ("int64", "row in the file of the same name of the sequences"),
+            "length": ("int32", "tokens"),
+            **dict.fromkeys(roles, ("[bool]", unit)),
+        }
     )
 
 

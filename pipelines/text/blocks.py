@@ -25,10 +25,7 @@ So where blocks end depends on line numbers alone, and such a file can be divide
 
 _SENTENCE_END = re.compile(r"[.!?。!?…।።؟۔][\"'”’»)\]]*(?=\s)")
 _WHITE = re.compile(r"\s")
-_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 _LOOK_BACK = 5_000
-_LONG = 4 * BLOCK_LIMIT
-"""Characters without a blank line after which a text is read line by line, to bound memory."""
 
 Span = tuple[int, int]
 
@@ -210,86 +207,31 @@ def paragraphs(
         yield block()
 
 
-def text_blocks(
-    chunks: Iterable[str], *, source: str, notes: Notes, keep_lines: bool = False, page: int = 0, line: int = 1
-) -> Iterator[Block]:
-    """What `paragraphs` of `bounded_lines` gives, in a fifth of the time unless a paragraph is very long.
-
-    Lines end at ``\n`` alone; the first one has the number ``line``.
-    """
-    pending, rest = "", iter(chunks)
-    for chunk in rest:
-        pending, start = pending + chunk, 0
-        for blank in _BLANK_LINES.finditer(pending):
-            yield from _paragraph(pending[start : blank.start()], line, source, notes, keep_lines, page)
-            line += pending.count("\n", start, blank.end())
-            start = blank.end()
-        pending = pending[start:]
-        if len(pending) > _LONG:
-            lines = bounded_lines(itertools.chain([pending], rest), line)
-            yield from paragraphs(lines, source=source, notes=notes, keep_lines=keep_lines, page=page)
-            return
-    yield from _paragraph(pending, line, source, notes, keep_lines, page)
-
-
-def _paragraph(text: str, line: int, source: str, notes: Notes, keep_lines: bool, page: int = 0) -> Iterable[Block]:
-    """The blocks of one paragraph, whose first line has the given number; blank lines may precede and follow it."""
-    normal = text if text.isascii() else unicodedata.normalize("NFC", text)
-    if max(len(text), len(normal)) > BLOCK_LIMIT:
-        return paragraphs(bounded_lines([text], line), source=source, notes=notes, keep_lines=keep_lines, page=page)
-    lines = [part.strip() for part in normal.split("\n")]
-    if not (lines[0] and lines[-1]):
-        line += next((number for number, part in enumerate(lines) if part), 0)
-        lines = [part for part in lines if part]
-    if not lines:
-        return ()
-    if not keep_lines:
-        return (Block(" ".join(lines), line),)
-    if not page:
-        return (block_of(lines, line),)
-    bounds = [0, *range(page - (line - 1) % page, len(lines), page), len(lines)]
-    return [block_of(lines[start:stop], line + start) for start, stop in itertools.pairwise(bounds)]
-
-
-def _line_blocks(
-    chunks: Iterable[str], *, source: str, notes: Notes, keep_lines: bool, line: int
-) -> Iterator[tuple[int, Iterable[Block]]]:
-    """The number and the blocks of each line."""
-    pending, rest = "", iter(chunks)
-    for chunk in rest:
-        *whole, pending = (pending + chunk).split("\n")
-        for number, text in enumerate(whole, line):
-            yield number, _paragraph(text, number, source, notes, keep_lines)
-        line += len(whole)
-        if len(pending) > _LONG:
-            lines = bounded_lines(itertools.chain([pending], rest), line)
-            for number, group in itertools.groupby(lines, key=lambda numbered: numbered[0]):
-                pieces = [piece for piece in group if piece[1]]
-                yield number, paragraphs(pieces, source=source, notes=notes, keep_lines=keep_lines)
-            return
-    yield line, _paragraph(pending, line, source, notes, keep_lines)
-
-
 def text_documents(
     chunks: Iterable[str], *, source: str, layout: str, notes: Notes, keep_lines: bool = False, line: int = 1
 ) -> Iterator[Document]:
-    """The documents of a plain text.  ``layout`` says what a document is: the ``file``, a ``paragraph`` or a ``line``."""
+    """The documents of a plain text.  ``layout`` says what a document is: the ``file``, a ``paragraph`` or a ``line``.
+
+    Lines end at ``\\n`` alone; the first one has the number ``line``.
+    """
+    lines = bounded_lines(chunks, line)
     if layout == "line":
-        for number, lines in _line_blocks(chunks, source=source, notes=notes, keep_lines=keep_lines, line=line):
-            if own := list(lines):
+        for number, group in itertools.groupby(lines, key=lambda numbered: numbered[0]):
+            pieces = [piece for piece in group if piece[1]]
+            if own := list(paragraphs(pieces, source=source, notes=notes, keep_lines=keep_lines)):
                 yield Document(None, source, f"{source!r}, line {number}", own)
         return
     page = PAGE if layout == "file" and keep_lines else 0
-    blocks = text_blocks(chunks, source=source, notes=notes, keep_lines=keep_lines, page=page, line=line)
+    blocks = paragraphs(lines, source=source, notes=notes, keep_lines=keep_lines, page=page)
     if layout == "file":
         yield Document(source, source, repr(source), blocks)
         return
-    for number, group in itertools.groupby(blocks, key=lambda block: block.line):
-        yield Document(None, source, f"{source!r}, line {number}", group)
+    for number, paragraph in itertools.groupby(blocks, key=lambda block: block.line):
+        yield Document(None, source, f"{source!r}, line {number}", paragraph)
 
 
 def record_blocks(text: str, *, source: str, line: int, notes: Notes, keep_lines: bool = False) -> Iterator[Block]:
     """The blocks of a text from a field of a record; all of them have the record's line number."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    for block in text_blocks([text], source=source, notes=notes, keep_lines=keep_lines):
+    for block in paragraphs(bounded_lines([text]), source=source, notes=notes, keep_lines=keep_lines):
         yield Block(block.text, line, block.sentences)

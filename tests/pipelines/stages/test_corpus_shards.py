@@ -23,7 +23,7 @@ from pipelines.stages import corpus
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.text import corpus_writer, drafts
-from pipelines.text.blocks import Notes, bounded_lines, paragraphs, text_blocks
+from pipelines.text.blocks import Notes, bounded_lines, paragraphs
 from pipelines.text.pieces import Piece, cut_file
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -202,7 +202,7 @@ def test_parts_begin_where_asked_and_know_their_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep_lines", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_fast_paragraphs_are_those_of_the_slow_ones(seed: int, keep_lines: bool) -> None:
+def test_paragraphs_do_not_depend_on_how_a_text_arrives(seed: int, keep_lines: bool) -> None:
     draw = random.Random(seed)
     text = (
         prose(seed, 30_000)
@@ -213,8 +213,11 @@ def test_fast_paragraphs_are_those_of_the_slow_ones(seed: int, keep_lines: bool)
     bounds = sorted(draw.choices(range(len(text)), k=30))
     chunks = [text[start:stop] for start, stop in zip([0, *bounds], [*bounds, len(text)], strict=True)]
     page = draw.choice([0, 3]) if keep_lines else 0
-    slow = list(paragraphs(bounded_lines([text]), source="a", notes=Notes(), keep_lines=keep_lines, page=page))
-    assert list(text_blocks(chunks, source="a", notes=Notes(), keep_lines=keep_lines, page=page)) == slow
+    whole, parts = (
+        list(paragraphs(bounded_lines(given), source="a", notes=Notes(), keep_lines=keep_lines, page=page))
+        for given in ([text], chunks)
+    )
+    assert parts == whole
 
 
 def test_a_small_text_needs_neither_spacy_nor_torch(store: Store, tmp_path: Path) -> None:

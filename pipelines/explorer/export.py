@@ -11,7 +11,10 @@ from urllib.parse import quote
 
 from pipelines.explorer.workspace import Workspace, as_json
 
-MODULES = ("dom", "colours", "api", "state", "grid", "matrix", "panels", "app")
+MODULES = (
+    *("dom", "colours", "api", "state", "vector", "grid", "matrix", "lines", "figure"),
+    *("panels", "page", "heads", "head", "work", "app"),
+)
 """The scripts of the page, those first that others import."""
 
 
@@ -61,10 +64,10 @@ def _answers(workspace: Workspace, examples: int) -> dict[str, Any]:
             answers[f"api/average?model={n}&{asked}"] = _raw(side.average(*head))
             for example in range(number):
                 answers[f"api/map?model={n}&example={example}&{asked}"] = _raw(side.map(example, *head))
-    for name in heads["patterns"]:
-        for example in range(number):
-            key = f"api/preview?model=0&example={example}&pattern={quote(name, safe='')}"
-            answers[key] = _raw(workspace.sides[0].preview(example, name))
+        for name in heads["patterns"]:
+            for example in range(number):
+                key = f"api/preview?model={n}&example={example}&pattern={quote(name, safe='')}"
+                answers[key] = _raw(side.preview(example, name))
     return answers
 
 

@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from guidance.errors import GuideError
 from pipelines.explorer.export import MODULES
-from pipelines.explorer.side import Side
+from pipelines.explorer.side import FIRST_TEXT, Side
 from pipelines.explorer.workspace import Workspace, as_json
 from pipelines.progress import log
 
@@ -149,6 +149,7 @@ class Routes:
             Route("/api/top", self.top),
             Route("/api/preview", self.preview),
             Route("/api/patterns", self.patterns, methods=["POST"]),
+            Route("/api/text", self.text, methods=["POST"]),
             Route("/api/accept", self.accept, methods=["POST"]),
         ]
         handlers: dict[Any, Any] = {GuideError: refused, HTTPException: failed, Exception: broken}
@@ -176,7 +177,8 @@ class Routes:
     def example(self, request: Request) -> Response:
         example = number(request, "example")
         answer = self._side(request).example(example)
-        self.workspace.saw("examples", example)
+        if example < FIRST_TEXT:
+            self.workspace.saw("examples", example)
         return Json(answer)
 
     def map(self, request: Request) -> Response:
@@ -199,6 +201,10 @@ class Routes:
     async def patterns(self, request: Request) -> Response:
         text = text_of((await body(request)).get("pattern"), "pattern")
         return Json({"schema": 1, "name": await run_in_threadpool(self.workspace.try_pattern, text)})
+
+    async def text(self, request: Request) -> Response:
+        text = text_of((await body(request)).get("text"), "this")
+        return Json({"schema": 1, "example": await run_in_threadpool(self.workspace.try_text, text)})
 
     async def accept(self, request: Request) -> Response:
         self.workspace.accept(await body(request))

@@ -23,6 +23,7 @@ from pipelines.probing.patterns import lack, read_written
 
 if TYPE_CHECKING:
     from pipelines.probing.sequences import (  # imports transformers, and the page is to be seen at once
+        Batch,
         Survey,
         WatchedSequences,
     )
@@ -33,11 +34,17 @@ CACHED_BYTES = 128 << 20
 PATIENCE = 0.2
 """Seconds that a batch of the work in the background may take, since a person waits for its end."""
 
-TILE = 32
-"""Rows and columns of the small picture of a head."""
+TILE = 64
+"""Rows and columns of the small picture of a head, at most."""
+
+MOST_SHARE = (1 << 16) - 1
+"""What stands for an attention of 1 in a map, of which each cell is this times the square root of the attention."""
 
 AVERAGED = 64
 """The first tokens, and the first examples, whose attention is averaged."""
+
+FIRST_TEXT = 10**8
+"""The number of the first text of a person's own; those of examples are below."""
 
 TOP = 12
 """Examples in the list of those where a head looks most at a pattern."""
@@ -61,6 +68,7 @@ class Side:
         self._average: dict[Site, Any] = {}
         self._average_size = 0
         self._maps: collections.OrderedDict[int, dict[Site, Any]] = collections.OrderedDict()
+        self._texts: list[Batch] = []
 
     # work in the background
 
@@ -108,12 +116,12 @@ class Side:
         number = min(watched.number, AVERAGED)
         for n in range(number):
             with self._worker.first():
-                maps = _read(watched, n)
+                maps = _read(watched, watched.batch(range(n, n + 1)))
             size = min(AVERAGED, len(watched.rows[n]))
             counts[:size, :size] += 1
             for site, quantised in maps.items():
                 total = totals.setdefault(site, np.zeros((site.num_heads, AVERAGED, AVERAGED), np.float32))
-                total[:, :size, :size] += (quantised[:, :size, :size].astype(np.float32) / 255) ** 2
+                total[:, :size, :size] += (quantised[:, :size, :size].astype(np.float32) / MOST_SHARE) ** 2
             self._worker.advance("averaging maps", n + 1, number)
         self._average_size = int((counts.diagonal() > 0).sum())
         self._average = {site: total / np.maximum(counts, 1) for site, total in totals.items()}
@@ -191,38 +199,52 @@ class Side:
             "heads": rows,
         }
 
+    def add_text(self, batch: Batch) -> int:
+        """Take a text of the person's own, as `WatchedSequences.read` gives it; returns the number of its example."""
+        self._texts.append(batch)
+        return FIRST_TEXT + len(self._texts) - 1
+
     def example(self, number: int) -> dict[str, Any]:
-        """The tokens of an example, with what is known of them."""
-        watched = self._holding(number)
+        """The tokens of an example, or of a text of the person's own, with what is known of them."""
+        from pipelines.probing.sequences import token_labels
+
+        watched, batch = self.ready(), self._batch(number)
+        ids = batch.inputs["input_ids"][0].cpu().numpy()
         columns: dict[str, list[Any]] = {}
-        for name in watched.rows.columns:
+        for name, column_BT in batch.columns.items():
             if name not in FEATURES:
                 continue
-            values = watched.rows.column(name, number).tolist()
+            values = column_BT[0].tolist()
             if name in CODES:
                 values = [CODES[name][value] if value >= 0 else "" for value in values]
             columns[name] = [_number(value) if isinstance(value, float) else value for value in values]
-        special = set(watched.tokenizer.all_special_ids)
+        named = watched.tokenizer
+        special = set(named.all_special_ids) - {named.unk_token_id, named.mask_token_id}
         return {
             "schema": 1,
             "number": number,
-            "tokens": watched.labels(number),
-            "special": [id_ in special for id_ in watched.rows[number].tolist()],
+            "tokens": token_labels(named, ids),
+            "special": [id_ in special for id_ in ids.tolist()],
             "columns": columns,
         }
 
     def map(self, number: int, layer: int, head: int, kind: str) -> bytes:
-        """The attention of a head on an example: a byte for each query and key, 255 times the square root, row by row."""
+        """The attention of a head on an example, row by row: two bytes for each query and key, the lower one first, which are
+        `MOST_SHARE` times its square root."""
         site = self._site(layer, head, kind)
         return bytes(self._maps_of(number)[site][head].tobytes())
 
     def tiles(self, number: int | None) -> bytes:
-        """A small picture of each head, in the order of `heads`: of an example, or of the average; TILE rows and columns."""
+        """A small picture of each head, in the order of `heads`: of an example, or of the average.
+
+        All have as many rows and columns as the example has tokens, but at most TILE; a byte for each cell is 255 times the square
+        root of the highest attention in it.
+        """
         if number is not None:
             maps = self._maps_of(number)
         elif self._average:
             size = self._average_size
-            maps = {site: np.sqrt(mean[:, :size, :size]) * 255 for site, mean in self._average.items()}
+            maps = {site: _roots(mean[:, :size, :size]) for site, mean in self._average.items()}
         else:
             raise InputError("the average is not known yet")
         return b"".join(_tile(maps[site]).tobytes() for site in self._sites())
@@ -232,7 +254,7 @@ class Side:
         site, size = self._site(layer, head, kind), self._average_size
         if site not in self._average:
             raise InputError("the average is not known yet")
-        return bytes(np.round(np.sqrt(self._average[site][head][:size, :size]) * 255).astype(np.uint8).tobytes())
+        return bytes(_roots(self._average[site][head][:size, :size]).tobytes())
 
     def top(self, layer: int, head: int, kind: str, pattern: str) -> list[dict[str, Any]]:
         """The examples where a head looks most at a pattern, or without one those where its rows have the highest peaks."""
@@ -253,9 +275,10 @@ class Side:
         Raises:
             PlanError, InputError: see `readable`.
         """
-        watched, pattern = self._holding(number), self.readable(text)
-        batch = watched.batch(range(number, number + 1))
-        keys = keys_of(pattern, watched.tokens(batch))[0].clamp(0, 1)
+        batch, pattern = self._batch(number), self.readable(text)
+        if reason := lack(pattern, batch.columns):
+            raise InputError(f"it cannot be drawn on a text of your own: {reason}")
+        keys = keys_of(pattern, self.ready().tokens(batch))[0].clamp(0, 1)
         return bytes(np.round(keys.cpu().numpy() * 255).astype(np.uint8).tobytes())
 
     # parts
@@ -280,21 +303,23 @@ class Side:
                 return site
         raise InputError("there is no such head")
 
-    def _holding(self, number: int) -> WatchedSequences:
-        """The opened model, if its data have an example of this number."""
+    def _batch(self, number: int) -> Batch:
+        """An example of the data, or a text of the person's own.  Raises InputError if there is none of this number."""
         watched = self.ready()
+        if FIRST_TEXT <= number < FIRST_TEXT + len(self._texts):
+            return self._texts[number - FIRST_TEXT]
         if not 0 <= number < watched.number:
             raise InputError("there is no such example")
-        return watched
+        return watched.batch(range(number, number + 1))
 
     def _maps_of(self, number: int) -> dict[Site, Any]:
-        watched = self._holding(number)
+        watched, batch = self.ready(), self._batch(number)
         if number in self._maps:
             self._maps.move_to_end(number)
             return self._maps[number]
         with self._worker.first():
             if number not in self._maps:
-                self._maps[number] = _read(watched, number)
+                self._maps[number] = _read(watched, batch)
         held = sum(array.nbytes for maps in self._maps.values() for array in maps.values())
         while held > CACHED_BYTES and len(self._maps) > 1:
             _, old = self._maps.popitem(last=False)
@@ -302,14 +327,14 @@ class Side:
         return self._maps[number]
 
 
-def _read(watched: WatchedSequences, number: int) -> dict[Site, Any]:
-    """The maps of an example, of each site (H, T, T), uint8: 255 times the square root of the attention."""
+def _read(watched: WatchedSequences, batch: Batch) -> dict[Site, Any]:
+    """The maps of one sequence, of each site (H, T, T); see `_roots`."""
+    return watched.watch(batch, lambda attention_BHTT: _roots(attention_BHTT[0].float().cpu().numpy()))
 
-    def quantised(attention_BHTT: torch.Tensor) -> np.ndarray:
-        bytes_HTT: np.ndarray = (attention_BHTT[0].float().sqrt() * 255).round().to(torch.uint8).cpu().numpy()
-        return bytes_HTT
 
-    return watched.watch(watched.batch(range(number, number + 1)), quantised)
+def _roots(attention: np.ndarray) -> np.ndarray:
+    """Attention as it is sent, uint16: `MOST_SHARE` times its square root, which keeps four digits of 1 and two of 1/1000 %."""
+    return np.round(np.sqrt(attention) * MOST_SHARE).astype("<u2")
 
 
 def _snippet(watched: WatchedSequences, number: int) -> str:
@@ -318,12 +343,11 @@ def _snippet(watched: WatchedSequences, number: int) -> str:
 
 
 def _tile(maps_HTT: np.ndarray) -> np.ndarray:
-    """Maps made smaller by the maximum of each cell, or kept where they are small already, (H, TILE, TILE), uint8."""
+    """Maps made smaller by the maximum of each cell, or kept where they are small already, uint8."""
     size = maps_HTT.shape[-1]
-    edges = np.unique(np.linspace(0, size, TILE + 1).astype(int)[:-1]) if size >= TILE else np.arange(size)
+    edges = np.linspace(0, size, min(size, TILE) + 1).astype(int)[:-1]
     small = np.maximum.reduceat(np.maximum.reduceat(maps_HTT, edges, axis=1), edges, axis=2)
-    cells = np.arange(TILE) * small.shape[-1] // TILE
-    return np.round(small[:, cells][:, :, cells]).astype(np.uint8)
+    return np.round(small / (MOST_SHARE / 255)).astype(np.uint8)
 
 
 def _number(value: Any) -> float | None:

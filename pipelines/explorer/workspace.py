@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from guidance.errors import InputError
 from guidance.patterns.pattern import Pattern
 from pipelines.engine.declaration import opened
 from pipelines.explorer.accepting import accept
+from pipelines.explorer.sentences import one_each
 from pipelines.explorer.side import Side
 from pipelines.explorer.worker import Worker
 from pipelines.probing.patterns import measurable
@@ -25,6 +27,9 @@ from pipelines.storage.store import Store
 
 MOST_PATTERNS = 32
 """Patterns of one's own that may be tried at once; each needs a pass over the data."""
+
+MOST_TEXTS = 1000
+"""Texts of one's own that may be tried."""
 
 
 class Workspace:
@@ -56,9 +61,12 @@ class Workspace:
         self.patterns: dict[str, Pattern] = {}
         self.left_out: dict[str, str] = {}
         self.tried: list[str] = []
+        self.texts: dict[str, int] = {}
+        self._reading = threading.Lock()
         self.accepted: Mapping[str, Any] | None = None
-        self.seen: dict[str, list[Any]] = {"examples": [], "patterns": []}
+        self.seen: dict[str, list[Any]] = {"examples": [], "patterns": [], "texts": []}
         self._models = list(models.values())
+        self._data: list[tuple[str, discover_score.Config]] = []
         self._opened = contextlib.ExitStack()
 
     def start(self) -> None:
@@ -85,8 +93,10 @@ class Workspace:
         """Open the models one after the other, and survey their heads."""
         for side, model in zip(self.sides, self._models, strict=True):
             self.worker.tell("loading", f"opening {side.name}")
-            inputs = {"model": model, "data": self.data}
-            side.open(self._opened.enter_context(opened(discover_score.STAGE, self.config, inputs, self.store)))
+            data, config = one_each(self.data, model, self.config, self.store)
+            self._data.append((data, config))
+            inputs = {"model": model, "data": data}
+            side.open(self._opened.enter_context(opened(discover_score.STAGE, config, inputs, self.store)))
         known = [side.ready().known for side in self.sides]
         both = [name for name in known[0] if all(name in other for other in known)]
         self.patterns, self.left_out = measurable(self.config.patterns, both)
@@ -122,6 +132,22 @@ class Workspace:
         if value not in self.seen[what] and len(self.seen[what]) < 1000:
             self.seen[what].append(value)
 
+    def try_text(self, text: str) -> int:
+        """Read a text of the person's own with all models, on request; returns the number of its example.
+
+        Raises:
+            InputError, PlanError: see `WatchedSequences.read`; or too many texts were tried.
+        """
+        text = " ".join(text.split())
+        with self._reading:
+            if text not in self.texts:
+                if len(self.texts) >= MOST_TEXTS:
+                    raise InputError(f"{MOST_TEXTS:,} texts were tried already; start anew to try more")
+                read = [side.ready().read(text) for side in self.sides]
+                (self.texts[text],) = {side.add_text(one) for side, one in zip(self.sides, read, strict=True)}
+                self.saw("texts", text)
+            return self.texts[text]
+
     def try_pattern(self, text: str) -> str:
         """Measure a pattern on all sequences, in the background; returns its name.  Raises PlanError if the pattern
         cannot be read, and InputError if the data lack a feature that it reads, or too many were tried."""
@@ -156,7 +182,7 @@ class Workspace:
             self.accepted = None
             bar = self.worker.progress("making the plan")
             marks = {**marked, "seen": self.seen}
-            made = accept(marks, self._models[0], self.data, self.config, self.store, bar)
+            made = accept(marks, self._models[0], *self._data[0], self.store, bar)
             self.accepted = {**made, "command": made["command"] + self._store_flag}
             self.worker.show()
 

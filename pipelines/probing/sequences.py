@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import BatchEncoding
 
 from guidance.checkpoint import find_plan
 from guidance.errors import InputError
@@ -21,11 +22,13 @@ from guidance.probes.relevance import Relevance, keys_of, uniform
 from guidance.probes.summary import summarise
 from guidance.sites import Site
 from guidance.statistics.roles import COLUMNS
+from guidance.statistics.texts import word_features
 from pipelines.engine.stage import Run
 from pipelines.probing.probe import SequencesConfig
 from pipelines.training.batches import Examples, ids_and_mask, pad
 from pipelines.training.learner import folder_of
-from pipelines.training.model_checks import check_lengths, check_model
+from pipelines.training.live_text import check_bare_text, words_of
+from pipelines.training.model_checks import check_lengths, check_model, longest_input
 from pipelines.training.models import read_tokenizer
 from pipelines.training.opening import open_watched
 from pipelines.training.plan_inputs import check_needs, features, read_tables
@@ -66,7 +69,7 @@ class WatchedSequences:
         """Opens a model and sequences, with masks and scores if they are needed.  Raises InputError if the sequences are of another
         tokenizer, or longer than the model reads, and PlanError if its plan needs a feature that is not there."""
         data, masks = inputs["sequences"], inputs.get("masks")
-        folder = folder_of(inputs["model"])
+        folder = self._folder = folder_of(inputs["model"])
         self.plan = find_plan(folder) or Plan()
         check_needs(self.plan, str(folder), inputs, training=False)
         self.model, self.handle = open_watched(folder, read_tables(inputs), config.device)
@@ -107,6 +110,37 @@ class WatchedSequences:
             segments = [self.rows.column("text", n) for n in numbers]
             inputs["token_type_ids"] = pad(segments, 0, length, self.device)
         return Batch(numbers, inputs, columns)
+
+    def read(self, text: str) -> Batch:
+        """A text as one sequence, as `guide build-sequences` makes it, with the words and sentences that rules find in it.
+
+        Raises:
+            InputError: the text is empty, or longer than the model reads.
+            PlanError: the plan needs a feature that a bare text does not have.
+        """
+        if not text.strip():
+            raise InputError("the text is empty")
+        check_bare_text(self.plan, self._folder, "examples of the data have")
+        named = self.tokenizer
+        encoding = named.backend_tokenizer.encode(text, add_special_tokens=False)
+        ids, most = np.array(encoding.ids, np.int64), longest_input(self.model.config)
+        if not len(ids):
+            raise InputError("the tokenizer finds no token in the text")
+        if most is not None and len(ids) + 2 > most:
+            raise InputError(f"the text has {len(ids):,} tokens, and the model reads {most - 2:,}", hint="shorten it")
+        ids[np.isin(ids, named.all_special_ids)] = named.unk_token_id  # text never becomes a special token
+        row = np.concatenate([[named.cls_token_id], ids, [named.sep_token_id]])
+        inputs = ids_and_mask([row], named.pad_token_id, self.device)
+        if self._segments:
+            inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+        found = word_features(BatchEncoding(encoding=[encoding]), [text], [words_of(text)])
+        columns = {}
+        for name in found.keys() & self.rows.columns:
+            values, fill = found[name][0].numpy(), COLUMNS[name].fill
+            # a special token belongs to the sentence beside it
+            first, last = (values[0], values[-1]) if name == "segment" else (fill, fill)
+            columns[name] = pad([np.concatenate([[first], values, [last]])], fill, len(row), self.device)
+        return Batch(range(0), inputs, columns)
 
     def tokens(self, batch: Batch) -> Tokens:
         """A batch as patterns see it."""

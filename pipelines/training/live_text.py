@@ -96,7 +96,7 @@ class LiveModel:
             raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
         self.check(folder, config)
         plan = find_plan(folder)
-        self.needed = _check_needs(plan or Plan(), folder, self.takes_masks)
+        self.needed = check_bare_text(plan or Plan(), folder, self.takes_masks)
         self.tokenizer, self.special = _open_tokenizer(folder, self.spells_masks)
         self.longest = longest_input(config)
         added = [id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
@@ -264,8 +264,12 @@ def _one_line(text: str) -> str:
     return "".join(letter for letter in " ".join(text.split()) if unicodedata.category(letter) != "Cc")
 
 
-def _check_needs(plan: Any, folder: Path, takes_masks: str) -> tuple[str, ...]:
-    """The features of words that a plan needs at inference."""
+def check_bare_text(plan: Any, folder: Path, takes_masks: str) -> tuple[str, ...]:
+    """The features of words that a plan needs at inference.  Raises PlanError if a bare text does not have them all.
+
+    Args:
+        takes_masks: what reads them from ``--masks``, for the message.
+    """
     needed = features(plan, training=False)
     for need in needed:
         if need not in ("word", "segment"):

@@ -1,8 +1,8 @@
 // The lists beside the pictures: where a head looks most, which heads look most at a pattern, and what was decided.
 
+import { percent, points } from "./colours.js";
 import { button, element } from "./dom.js";
 import { nameOf } from "./grid.js";
-import { percent } from "./colours.js";
 
 // The examples where a head looks most at something.
 export function listExamples(list, examples, open) {
@@ -12,20 +12,34 @@ export function listExamples(list, examples, open) {
   }));
 }
 
-const MOST = 8;
+const MOST_LISTED = 8;
 
-// The heads with the highest relevance to a pattern.
-export function listHeads(table, heads, place, byChance, open) {
+// The heads with the highest relevance to a pattern, or those where it changes most; rows: each {head, value, other}, other as text.
+export function listHeads(table, caption, titles, rows, open) {
+  table.caption.textContent = caption;
+  table.tHead.rows[0].replaceChildren(...titles.map((title) => element("th", title)));
+  table.tBodies[0].replaceChildren(...rows.slice(0, MOST_LISTED).map(({ head, value, other }) => {
+    const show = button(nameOf(head), `show head ${nameOf(head)}`, () => open(head));
+    return element("tr", "", element("td", "", show), element("td", value), element("td", other));
+  }));
+  table.hidden = rows.length === 0;
+}
+
+// By relevance: the attention on a pattern, and how many times that of a head that looks at all tokens alike it is.
+export function byRelevance(heads, place, byChance) {
   const known = heads.filter((head) => head.relevance[place] !== null);
   known.sort((one, other) => other.relevance[place] - one.relevance[place]);
-  const rows = known.slice(0, MOST).map((head) => {
+  return known.map((head) => {
     const value = head.relevance[place];
-    const lift = byChance > 0 ? (value / byChance).toFixed(1) : "–";
-    const show = button(nameOf(head), `show head ${nameOf(head)}`, () => open(head));
-    return element("tr", "", element("td", "", show), element("td", percent(value)), element("td", lift));
+    return { head, value: percent(value), other: byChance > 0 ? (value / byChance).toFixed(1) : "–" };
   });
-  table.tBodies[0].replaceChildren(...rows);
-  table.hidden = rows.length === 0;
+}
+
+// By the change of the attention on a pattern: changes: each {head, change, before}.
+export function byChange(changes) {
+  const known = changes.filter(({ change }) => change !== null);
+  known.sort((one, other) => Math.abs(other.change) - Math.abs(one.change));
+  return known.map(({ head, change, before }) => ({ head, value: points(change), other: percent(before) }));
 }
 
 // The heads that a person marked, each with its pattern.

@@ -2,6 +2,13 @@
 
 const FIRST = {
   layer: null, head: null, kind: "self", example: 0, view: "example", colour: "", pictures: "average", role: "", pattern: "",
+  text: "", // one of the person's own, instead of an example
+  scale: "", // of colours: empty for the square root
+  more: "", // further heads that are drawn as lines, as names with commas
+  top: "", // how many lines a query has
+  lock: "", // the token whose lines are drawn: q or k, and its number
+  // switches, empty as the page begins
+  sentences: "", outline: "", special: "", difference: "", all: "",
 };
 const NUMBERS = ["layer", "head", "example"];
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipelines.explorer.server import serving
 from pipelines.explorer.workspace import Workspace
 from pipelines.stages import discover_score
@@ -43,9 +45,16 @@ class Page:
         return self.address.partition("#token=")[2]
 
 
-def model_folder(folder: Path, *, heads: int = 6, layers: int = 2) -> str:
-    """A model whose last head of layer 0 looks at tokens like its own, with a tokenizer that knows a hostile word."""
-    made = saved(folder, matching(layers, heads))
+def model_folder(folder: Path, *, heads: int = 6, layers: int = 2, strength: float = 1.0) -> str:
+    """A model whose last head of layer 0 looks at tokens like its own, with a tokenizer that knows a hostile word.
+
+    Args:
+        strength: the factor of the scores of that head.
+    """
+    model = matching(layers, heads)
+    with torch.no_grad():
+        model.encoder.layer[0].attention.self.query.weight.mul_(strength)
+    made = saved(folder, model)
     words = [
         *trainings.SPECIAL,
         *["anna", "saw", "the", "dog", ".", "she", "fed", "it", "was", "glad", "her", "man"],

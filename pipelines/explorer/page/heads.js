@@ -1,0 +1,272 @@
+// All heads: their pictures, the measure that colours them, and what two models differ in.
+
+import { Refused, bytes, has, json } from "./api.js";
+import { css, percent, points, scaleOf } from "./colours.js";
+import { $, element } from "./dom.js";
+import { Grid } from "./grid.js";
+import { Lines } from "./lines.js";
+import { Matrix } from "./matrix.js";
+import { byChange, byRelevance, listHeads } from "./panels.js";
+import { colour, colourPattern, current, isCompared, isSame, page, read } from "./page.js";
+import { decisions, view } from "./state.js";
+
+let change = null; // the grid of what the second model does more, and its title
+
+function gridOf(name, label, actions) {
+  const title = element("p", label);
+  title.className = "model";
+  title.hidden = !label;
+  const group = element("div");
+  group.className = "grid";
+  group.setAttribute("role", "group");
+  group.setAttribute("aria-label", `heads of ${name}`);
+  $("grids").append(title, group);
+  return { title, grid: new Grid(group, label ? `${label}: ` : "", actions) };
+}
+
+// actions: what heads do when they are clicked, see Grid; lock: see Lines.
+export function build(actions, lock) {
+  if (page.sides.length) {
+    return;
+  }
+  const several = page.overview.models.length > 1;
+  page.sides = page.overview.models.map((model, number) => {
+    const label = several ? model.name : "";
+    const { grid } = gridOf(model.name, label, actions);
+    const lines = new Lines($("maps"), label, read, lock);
+    return { grid, lines, matrix: new Matrix($("maps"), label, read), heads: null, number };
+  });
+  $("difference-choice").hidden = !several;
+  if (several) {
+    change = gridOf("the change", "B − A", actions);
+    change.grid.isSigned = true;
+    $("grids").prepend(change.title, change.grid.element);
+    page.change = new Matrix($("maps"), "B − A", read, true);
+    page.change.figure.hidden = true;
+  }
+}
+
+export async function fill() {
+  for (const [n, side] of page.sides.entries()) {
+    try {
+      side.heads = await json(`api/heads?model=${n}`);
+    } catch (error) {
+      if (!(error instanceof Refused)) {
+        throw error;
+      }
+      continue;
+    }
+    side.grid.fill(side.heads.heads);
+  }
+  fillChange();
+  fit();
+}
+
+// The heads that both models have, with what the second one does more.
+function fillChange() {
+  if (!change) {
+    return;
+  }
+  change.title.hidden = !isCompared();
+  change.grid.element.hidden = !isCompared();
+  if (!isCompared()) {
+    return;
+  }
+  const [one, other] = page.sides.map((side) => side.heads.heads);
+  const both = one.filter((head) => other.some((each) => isSame(each, head)));
+  change.grid.fill(both.map((head) => {
+    const after = other.find((each) => isSame(each, head));
+    return { ...head, offsets: head.offsets.map((value, n) => after.offsets[n] - value) };
+  }));
+}
+
+function grids() {
+  return [...page.sides.filter((side) => side.heads).map((side) => side.grid), ...(isCompared() ? [change.grid] : [])];
+}
+
+export function fit() {
+  document.body.classList.toggle("all-heads", view.all === "on");
+  $("all").setAttribute("aria-pressed", String(view.all === "on"));
+  const whole = $("heads-panel").clientHeight - $("grids").offsetTop + $("heads-panel").offsetTop - 50;
+  for (const grid of grids()) {
+    grid.fit($("grids").clientWidth - 4, view.all === "on" ? whole : 0);
+  }
+}
+
+export function offerChoices() {
+  const heads = page.sides.find((side) => side.heads)?.heads;
+  if (!heads) {
+    return;
+  }
+  const options = [["entropy", "how spread it is (entropy)"]];
+  if (heads.heads.some((head) => head.importance !== null)) {
+    options.unshift(["importance", "importance"]);
+  }
+  options.push(...heads.patterns.map((name) => [`on ${name}`, `attention on ${name}`]));
+  const known = [...$("colour").options].map((option) => option.value);
+  if (known.join() !== options.map(([value]) => value).join()) {
+    $("colour").replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+    $("patterns").replaceChildren(...page.overview.patterns.map(({ name }) => new Option(name, name)));
+  }
+  $("colour").value = colour();
+}
+
+function measureOf(side) {
+  const pattern = colourPattern();
+  if (!pattern) {
+    return (head) => head[colour()];
+  }
+  const place = side.heads.patterns.indexOf(pattern);
+  return (head) => (place < 0 ? null : head.relevance[place]);
+}
+
+// Of each head of both models the measure before, and how it changes.
+function changes() {
+  const [one, other] = page.sides;
+  const [before, after] = [measureOf(one), measureOf(other)];
+  return one.heads.heads.flatMap((head) => {
+    const same = other.heads.heads.find((each) => isSame(each, head));
+    const values = same ? [before(head), after(same)] : [];
+    const is = values.length && values.every((value) => value !== null && value !== undefined);
+    return same ? [{ head, before: values[0], change: is ? values[1] - values[0] : null }] : [];
+  });
+}
+
+export function paint() {
+  const shown = page.sides.filter((side) => side.heads);
+  const values = shown.flatMap((side) => side.heads.heads.map(measureOf(side)));
+  const most = Math.max(...values.filter((value) => value !== null), 1e-9);
+  const pattern = colourPattern();
+  const words = colour().replace(/^on /, "attention on ");
+  const marks = (head) => (decisions.some((each) => isSame(each, head)) ? "●" : "");
+  const more = view.more.split(",");
+  for (const side of shown) {
+    const measure = measureOf(side);
+    const out = new Set((side.heads.outstanding[pattern] ?? []).map((n) => side.heads.heads[n]));
+    side.grid.paint(
+      (head) => (measure(head) === null ? null : measure(head) / most),
+      (head) => (out.has(head) ? "★" : "") + marks(head),
+      (head) => `, ${words} ${percent(measure(head))}${out.has(head) ? ", stands out" : ""}`,
+    );
+    side.grid.press(view, more);
+  }
+  legend("legend", false);
+  $("legend-low").textContent = "0";
+  $("legend-high").textContent = percent(most);
+  $("change-legend-line").hidden = !isCompared();
+  if (isCompared()) {
+    const known = changes();
+    const largest = Math.max(...known.map((each) => Math.abs(each.change ?? 0)), 1e-9);
+    const of = (head) => known.find((each) => isSame(each.head, head))?.change ?? null;
+    change.grid.paint((head) => (of(head) === null ? null : of(head) / largest), marks, (head) => `, ${words} ${points(of(head))}`);
+    change.grid.press(view, more);
+    legend("change-legend", true);
+    $("change-low").textContent = points(-largest);
+    $("change-high").textContent = points(largest);
+  }
+  listFound();
+}
+
+function legend(id, isSigned) {
+  const context = $(id).getContext("2d");
+  for (let x = 0; x < 120; x += 1) {
+    context.fillStyle = css(isSigned ? (2 * x) / 119 - 1 : x / 119, isSigned);
+    context.fillRect(x, 0, 1, 10);
+  }
+}
+
+function listFound() {
+  const name = colourPattern() || $("pattern").value.trim();
+  const { heads } = page.sides.find((side) => side.heads) ?? {};
+  const place = heads ? heads.patterns.indexOf(name) : -1;
+  if (place < 0) {
+    $("found").hidden = true;
+  } else if (isCompared() && colourPattern()) {
+    listHeads($("found"), `Heads whose attention on ${name} changes most`, ["head", "B − A", "A"], byChange(changes()), page.choose);
+  } else {
+    const rows = byRelevance(heads.heads, place, heads.by_chance[name]);
+    listHeads($("found"), `Heads that look most at ${name}`, ["head", "attention", "by chance ×"], rows, page.choose);
+  }
+}
+
+// The pictures of all heads of a model as shares, or null where they are not known yet.
+async function tilesOf(side) {
+  const average = `api/tiles?model=${side.number}`;
+  const example = `${average}&example=${page.example()}`;
+  const isExample = view.pictures === "example" && has(example);
+  let raw;
+  try {
+    raw = await bytes(isExample ? example : average);
+  } catch (error) {
+    if (!(error instanceof Refused) || isExample) {
+      throw error;
+    }
+    raw = await bytes(example); // the average is not known yet
+  }
+  const cells = raw.length / side.heads.heads.length;
+  return side.heads.heads.map((_, n) => Float32Array.from(raw.subarray(n * cells, (n + 1) * cells), (byte) => (byte / 255) ** 2));
+}
+
+export async function drawTiles() {
+  const known = page.sides.filter((side) => side.heads);
+  const scale = scaleOf(view.scale === "largest" ? "linear" : view.scale || "root");
+  for (const side of known) {
+    try {
+      side.tiles = await tilesOf(side);
+    } catch (error) {
+      if (!(error instanceof Refused)) {
+        throw error;
+      }
+      side.tiles = null;
+    }
+    side.grid.draw(side.tiles, scale);
+  }
+  if (isCompared()) {
+    const tile = (side, head) => side.tiles?.[side.heads.heads.findIndex((each) => isSame(each, head))];
+    const both = change.grid.cells.map(({ head }) => {
+      const [one, other] = page.sides.map((side) => tile(side, head));
+      return one && other && one.length === other.length ? other.map((value, n) => value - one[n]) : null;
+    });
+    change.grid.draw(both, scaleOf(view.scale === "largest" ? "linear" : view.scale || "root", { isSigned: true }));
+  }
+}
+
+// The head to begin with: of those that stand out on a pattern the one that looks most at it beyond chance, or else the first.
+export function mostTelling() {
+  const { heads, patterns, outstanding, by_chance: byChance } = page.sides.find((side) => side.heads).heads;
+  const found = patterns.flatMap((name, place) => outstanding[name].map((n) => [heads[n].relevance[place] / Math.max(byChance[name], 1e-9), heads[n]]));
+  found.sort((one, other) => other[0] - one[0]);
+  return found.length ? found[0][1] : heads[0];
+}
+
+export function pressHeads() {
+  for (const grid of grids()) {
+    grid.press(view, view.more.split(","));
+  }
+}
+
+// The title and the facts of the chosen head.
+export function facts(side) {
+  const head = current(side);
+  $("head-title").textContent = `Layer ${head.layer}, head ${head.head}${head.kind === "self" ? "" : ` (${head.kind})`}`;
+  const { patterns, by_chance: byChance, outstanding, heads } = side.heads;
+  const place = heads.indexOf(head);
+  const best = patterns.map((name, n) => [name, head.relevance[n], head.relevance[n] / Math.max(byChance[name], 1e-9)])
+    .filter(([name, value]) => value !== null && byChance[name] < 0.9).sort((a, b) => b[2] - a[2]).slice(0, 4)
+    .map(([name, value, lift]) => `${name} ${percent(value, 0)} (${lift.toFixed(1)} × chance${outstanding[name].includes(place) ? ", stands out" : ""})`);
+  const importance = head.importance === null ? "" : `importance ${percent(head.importance, 0)} · `;
+  const isAlone = page.sides.length > 1 && page.sides.some((each) => each.heads && !current(each));
+  const only = isAlone ? `only in ${page.overview.models[side.number].name} · ` : "";
+  $("facts").textContent = `${only}${importance}entropy ${percent(head.entropy, 0)} · closest patterns: ${best.join(", ")}`;
+}
+
+// The grids as they go on a figure.
+export function headPanels() {
+  const ink = "#1d2129";
+  return grids().map((grid) => {
+    const side = Math.max(40, Math.min(64, grid.size));
+    return { title: grid.name.replace(/: $/, ""), ...grid.figureSize(side), scale: grid.scale, draw: (pen) => grid.figure(pen, 0, 0, side, ink) };
+  });
+}
+
+

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.finetuning.data import published
 from guidance.guide import Guide
 from guidance.plan import Plan
 from pipelines.stages import cooccurrence, corpus, dataset, evaluate, floors, pretrain, sequences, tokenizer
@@ -74,6 +75,8 @@ class Table:
     common: Mapping[str, Any]
     rows: Sequence[Setting]
     translates: bool = False
+    measures_start: bool = True
+    """Whether the model that runs start from predicts masked words, so that its losses are measured too."""
 
 
 # plans
@@ -182,6 +185,17 @@ def learned_books(store: Store) -> tuple[str, dict[str, Any]]:
     return reference, {"init": first.artifact.reference}
 
 
+def of_published(part: str, **reading: Any) -> Prepare:
+    """A text as all-MiniLM-L6-v2 reads it, a published English model without a head for masked words, and that model."""
+
+    def prepare(store: Store) -> tuple[str, dict[str, Any]]:
+        init = published(store)
+        text = corpus.run([str(SHARED / "data" / part)], corpus.Config(**reading), store=store).reference
+        return sequences.run(text, init, sequences.Config(max_length=64), store=store).reference, {"init": init}
+
+    return prepare
+
+
 def captions(store: Store) -> tuple[str, dict[str, Any]]:
     """Pairs of German and English captions, with a joint vocabulary of 8,000."""
     folder = SHARED / "data/mt-multi30k"
@@ -241,7 +255,20 @@ def grid(name: str, plan: Plan | None, rates: Sequence[float], warmups: Sequence
 
 
 GUIDED = ag("next", "previous")
-
+MIXED = Plan(tuple(Guide(pattern, "mix", options={"of": ("stream",)}) for pattern in ("previous", "next")))
+CONTINUED = {
+    "steps": 500,
+    "batch_size": 32,
+    "warmup_steps": 50,
+    "schedule": "linear",
+    "evaluate_every": 250,
+    "save_every": 100,
+}
+LASTING = [
+    Setting(f"{name}, rate {rate:g}", plan, {"learning_rate": rate})
+    for rate in (1e-4, 5e-4)
+    for name, plan in (("plain", None), ("guided", GUIDED), ("neighbours mixed into the stream", MIXED))
+]
 
 TABLES = {
     "fair": Table(
@@ -332,6 +359,20 @@ TABLES = {
             Setting("magnitude 0.1", random_masks(kind="magnitude", proportion=0.1)),
         ],
     ),
+    "continued": Table(
+        "Continued pre-training of a published model on novels, with a new head on the tied embedding",
+        of_published("lm-litbank-books/books"),
+        CONTINUED,
+        LASTING,
+        measures_start=False,
+    ),
+    "continued-oromo": Table(
+        "Continued pre-training of a published English model on news in Oromo",
+        of_published("cls-masakhanews/orm/train.tsv.gz", quoting=True),
+        CONTINUED,
+        LASTING,
+        measures_start=False,
+    ),
     "oromo": Table("Oromo (paper A, tables 2 and 3)", oromo, SMALL, [Setting("plain"), Setting("guided", GUIDED)]),
     "swahili": Table("Swahili", swahili, SMALL, [Setting("plain"), Setting("guided", GUIDED)]),
 }
@@ -392,7 +433,7 @@ def figures_of(table: Table, setting: Setting, seed: int, steps: int | None, sto
     if table.translates:
         scores = evaluate.run(made.reference, reference, evaluate.Config(), store=store).artifact
         figures["scores"] = json.loads(scores.read("metrics.json"))
-    if "init" in more:
+    if "init" in more and table.measures_start:
         measured = evaluate.run(more["init"], reference, evaluate.Config(split="valid"), store=store).artifact
         figures["starter"] = json.loads(measured.read("metrics.json"))["metrics"]
     return figures

@@ -207,7 +207,9 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
         "final-roberta": 9,
         "final-oromo": 9,
         "final-hausa": 9,
+        "patterns": 11,
         "use": 45,
+        "use-patterns": 14,
         "larger": 3,
         "longer": 2,
     }
@@ -218,7 +220,7 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
     sham = made["final"][3].plan.guides
     assert [guide.pattern["where"] for guide in sham] == [f"distance == {d}" for d in (-7, 7, 7, -7)]
     assert winner.settings == {**made["plain"][0].settings, "evaluate_every": 600}
-    assert len({run.key for runs in made.values() for run in runs if isinstance(run, trial.Run)}) == 92
+    assert len({run.key for runs in made.values() for run in runs if isinstance(run, trial.Run)}) == 103
 
     text = as_markdown(results, list(lasting.PHASES), {"books": {"unigram": 6.7, "neighbours": 3.0}}, {})
     assert "seed 4), is below that of word frequencies, both neighbours." in text

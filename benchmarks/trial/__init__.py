@@ -27,7 +27,11 @@ About what lasts (`lasting`):
     own       fixed heads and the winner over as many settings as the plain runs had, 1,200 steps; seed 100
     final-roberta, final-oromo, final-hausa
               none, fixed heads and the winner on a RoBERTa-shaped model, in Oromo, and in Hausa, 1,200 steps
+    patterns  the neighbours in the best place, and beside them patterns that places do not give, each with its sham, 3,000
+              steps; one seed
     use       the models of ``final`` on SST, TREC and BLiMP, those of ``final-hausa`` on named entities
+    use-patterns
+              the models of ``patterns`` on SST, and on BLiMP where no parser is needed
     larger    none, fixed heads and the winner with 12 layers x 256, 1,500 steps; one seed
     longer    none and the winner, 8,000 steps; one seed
 
@@ -39,7 +43,7 @@ method.  All else is descriptive.
 Runs whose figures are in the JSON are not repeated, and interrupted ones are continued; several processes may share the work.
 At the end the steps of ``long`` are timed, each plan in turn.
 
-A sham has its guides pointed seven tokens away.  Patterns of roles (rare words, syntax) are made from the whole text and tell
+A sham has its guides pointed seven tokens away, or its keys shuffled.  Patterns of roles (rare words, syntax) are made from the whole text and tell
 something about masked words, so a bias that uses them fades out: at the last validation nothing is told.  ``convolution`` is a
 control without guides: a learned sum of each token with its two neighbours before each of the two lowest layers.
 """

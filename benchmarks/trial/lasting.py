@@ -130,6 +130,27 @@ def finalists(results: Results) -> dict[str, Plan | None]:
     return {NONE: None, FIXED: fixed(), label: plan}
 
 
+OTHER_PATTERNS: Mapping[str, Any] = {
+    "other places of the same word": {"where": "matching_token and not self and not key.mask_token"},
+    "the sentence": "same_segment",
+    "the syntactic head": "dependency",
+    "rare words": "rare",
+    "rare words that are not masked": {"and": ["rare", {"where": "not key.mask_token"}]},
+}
+"""Patterns that places do not give.  Words and trees are those of the text without masks, so what they tell leaks in pre-training."""
+
+
+def beside_neighbours(results: Results) -> dict[str, Plan]:
+    """The neighbours in the best place, alone and with each other pattern, and with its sham, by label."""
+    of, layers = PLACED[best_place(results)]
+    alone = mix(best_place(results))
+    plans = {"the neighbours alone": alone}
+    for name, pattern in OTHER_PATTERNS.items():
+        for label, wanted in ((name, pattern), (f"{name}, shuffled (sham)", {"shuffled": pattern})):
+            plans[label] = Plan((*alone.guides, Guide(wanted, "mix", layers=(layers,), options={"of": (of,)})))
+    return plans
+
+
 # phases
 
 
@@ -187,12 +208,28 @@ def final_hausa(results: Results) -> Iterator[list[Run]]:
     return elsewhere(results, "final-hausa", "hausa")
 
 
+def patterns(results: Results) -> Iterator[list[Run]]:
+    settings = {**best_plain(results), "evaluate_every": 600}
+    plans = beside_neighbours(results)
+    yield [Run("patterns", label, FINAL_SEEDS[0], 3000, plan, settings) for label, plan in plans.items()]
+
+
 def use(results: Results) -> Iterator[list[Use]]:
     (english,), (hausa,) = final(results), final_hausa(results)
     yield [
         Use("use", f"{task}: {run.label}", run.seed, task, run) for task in ("SST", "TREC", "BLiMP") for run in english
     ]
     yield [Use("use", f"{task}: {run.label}", run.seed, task, run) for task in ("NER in Hausa",) for run in hausa]
+
+
+def use_of_patterns(results: Results) -> Iterator[list[Use]]:
+    (runs,) = patterns(results)
+    yield [
+        Use("use-patterns", f"{task}: {run.label}", run.seed, task, run)
+        for task in ("SST", "BLiMP")
+        for run in runs
+        if task != "BLiMP" or not run.reads_words
+    ]
 
 
 def larger(results: Results) -> Iterator[list[Run]]:
@@ -218,7 +255,9 @@ PHASES = {
     "final-roberta": final_roberta,
     "final-oromo": final_oromo,
     "final-hausa": final_hausa,
+    "patterns": patterns,
     "use": use,
+    "use-patterns": use_of_patterns,
     "larger": larger,
     "longer": longer,
 }

@@ -31,7 +31,7 @@ def as_markdown(
         if not (rows := results.of(phase)):
             continue
         parts.append(f"## {phase}")
-        if phase == "use":
+        if phase.startswith("use"):
             parts.append(table_of_scores(rows))
             continue
         parts.append(table_of_losses(rows))

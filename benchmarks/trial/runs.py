@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from guidance.plan import Plan
+from guidance.statistics.roles import COLUMNS
 from pipelines.storage.manifest import digest
 
 SEARCH_SEED, CHOOSING_SEED = 100, 0
@@ -54,6 +55,11 @@ class Run:
         return digest([dict(COMMON), dict(self.settings), plan, self.data, self.convolution, self.seed, self.steps])[
             :16
         ]
+
+    @property
+    def reads_words(self) -> bool:
+        """Whether the plan reads features that masks have: words, sentences or trees of the text."""
+        return self.plan is not None and not self.plan.needs().keys().isdisjoint(COLUMNS)
 
 
 @dataclass(frozen=True)

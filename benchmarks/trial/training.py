@@ -56,9 +56,8 @@ def inputs_of(run: Run, store: Store) -> tuple[str, dict[str, Any]]:
     if run.data != "books":
         return SEQUENCES[run.data](store), {}
     text, bpe, reference = books(store)
-    needs = run.plan.needs() if run.plan else {}
     more: dict[str, Any] = {}
-    if "head" in needs or "idf" in needs:
+    if run.reads_words:
         rarity = idf.run(text, None, idf.Config(), store=store)
         trees = dependencies.run(text, dependencies.Config(parser=PARSER), store=store)
         assert rarity is not None and trees is not None
@@ -189,6 +188,8 @@ def scores_of(use: Use, store: Store) -> list[float]:
     task = TASKS[use.task]
     data = files(store, *task.files, **task.reading)
     settings = {**TUNED_ALIKE, **task.settings, "init": model}
+    if use.model.reads_words:
+        settings["parser"] = PARSER
     runs = tuned_runs(data, settings, TASK_RATES, TASK_SEEDS, store)
     return [row[f"test/{task.metric}"] for row in runs]
 

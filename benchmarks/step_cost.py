@@ -2,6 +2,7 @@
 
     python -m benchmarks.step_cost [--device cuda] [--rounds 9] [--only ag,asa] [--lengths 128] [--json FILE]
     python -m benchmarks.step_cost --beside CHECKOUT   # also the ratio to another checkout of this project
+    OMP_NUM_THREADS=1 python -m benchmarks.step_cost --device cpu --processor-time   # on a machine that others use too
 
 A small RoBERTa (4 layers x 256, 8 heads) that predicts 15 % of the tokens of a batch, the same for all; forward, backward
 and update in turn.  What is compared with is ``plain``, the same step without a plan:
@@ -22,7 +23,7 @@ and update in turn.  What is compared with is ``plain``, the same step without a
     mcmisp     an ELECTRA of that size with a generator of a third: with conflicts at mis-predictions, over without
 
 Times are medians over rounds, in each of which all take their turn in a random order; ratios are medians of the ratios
-within a round.  Memory is the peak of one step above what was allocated before it (CUDA), or the bytes that autograd keeps
+within a round; with ``--processor-time`` these are seconds of the processor, not of the clock.  Memory is the peak of one step above what was allocated before it (CUDA), or the bytes that autograd keeps
 for the backward pass (CPU).  With ``--beside`` two processes, one for each checkout, take turns within every round; the
 last columns are the time and the memory of this checkout over those of the other one.  The parts of a step (first forward pass, second, losses, backward, update) are medians too.
 """
@@ -119,6 +120,8 @@ def made_up_features(ids: torch.Tensor) -> dict[str, torch.Tensor]:
 class Step:
     """One training step; calling it gives the seconds of its parts."""
 
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
+
     def __init__(
         self, kind: str, length: int, batch: int, dropout: float, device: str, size: Size = SMALL, bf16: bool = False
     ) -> None:
@@ -186,7 +189,7 @@ class Step:
     def _now(self) -> float:
         if self.device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter()
+        return self.clock()
 
 
 class ElectraStep(Step):
@@ -303,9 +306,9 @@ def kept_bytes(step: Step) -> int:
 class Checkout:
     """The steps of one checkout of this project, in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(folder)}
-        command = [sys.executable, "-P", __file__, "--worker"]
+        command = [sys.executable, "-P", __file__, "--worker", *flags]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -385,15 +388,19 @@ def main() -> None:
     parser.add_argument("--lengths", default="128,512", help="of the sequences, parted by commas")
     parser.add_argument("--dropouts", default="0.1,0.0", help="of hidden states and attention, parted by commas")
     parser.add_argument("--beside", type=Path, help="another checkout of this project")
+    parser.add_argument("--processor-time", action="store_true", help="count seconds of the processor (CPU only)")
     parser.add_argument("--json")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    flags = ("--processor-time",) if arguments.processor_time else ()
+    if flags:
+        Step.clock = staticmethod(time.process_time)
     if arguments.worker:
         work()
         return
     device, results = arguments.device, []
     here = Path(__file__).resolve().parent.parent
-    checkouts = [Checkout(folder.resolve()) for folder in (here, arguments.beside) if folder]
+    checkouts = [Checkout(folder.resolve(), *flags) for folder in (here, arguments.beside) if folder]
     print(f"device {device}, torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
     for length in map(int, arguments.lengths.split(",")):
         batch = 4096 // length
@@ -415,7 +422,8 @@ def main() -> None:
         checkout.close()
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"device": device, "torch": torch.__version__, "results": results}, file, indent=2)
+            clock = {"clock": "processor"} if flags else {}
+            json.dump({"device": device, "torch": torch.__version__, **clock, "results": results}, file, indent=2)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from guidance.attention.call import inputs_at
 from guidance.batch import BatchGuidance
 from guidance.errors import InputError, UnsupportedModel
-from guidance.mechanisms.mix import OF_HEADS
+from guidance.mechanisms.mix import OF_HEADS, Matrix, Shifted, with_shifts
 from guidance.patterns.predicates import AttentionScope
 from guidance.sites import Site
 
@@ -36,20 +36,31 @@ def mixed(
     guidance: BatchGuidance, module: nn.Module, site: Site, scope: AttentionScope, place: str, states_BTx: Tensor
 ) -> Tensor:
     """States with what all rows add that mix in a place: (B, T, H, D) of heads, or (B, T, d) of the layer."""
-    plan, result = guidance.site_plan(site), states_BTx
+    plan = guidance.site_plan(site)
+    shifts: list[tuple[Shifted, Tensor]] = []
+    others: list[tuple[Matrix, Tensor, Tensor | None]] = []
     for row in plan.making("mix") if plan else ():
         if place not in row.mechanism.places:
             continue
-        is_part = place in OF_HEADS and len(row.heads) < site.num_heads
-        own = states_BTx[:, :, list(row.heads)] if is_part else states_BTx
-        added = row.mechanism.mix(own, place, inputs_at(guidance, row, module, site, scope))
+        inputs = inputs_at(guidance, row, module, site, scope)
+        weights = row.mechanism.mix(place, inputs).to(states_BTx.dtype)
         if row.number in guidance.strengths:
-            added = guidance.strengths[row.number] * added
-        if is_part:
-            index = torch.tensor(row.heads, device=states_BTx.device)
-            result = result.index_add(2, index, added.to(result.dtype))
+            weights = guidance.strengths[row.number] * weights
+        is_part = place in OF_HEADS and len(row.heads) < site.num_heads
+        heads = torch.tensor(row.heads, device=states_BTx.device) if is_part else None
+        if not isinstance(inputs.prepared, Shifted):
+            others.append((inputs.prepared, weights, heads))
+        elif heads is None:
+            shifts.append((inputs.prepared, weights))
+        else:  # all shifts are made together, so other heads get zeros
+            of_all = weights.new_zeros(site.num_heads, *weights.shape[1:])
+            shifts.append((inputs.prepared, of_all.index_copy(0, heads, weights)))
+    result = with_shifts(states_BTx, *zip(*shifts, strict=True)) if shifts else states_BTx
+    for matrix, weights, heads in others:
+        if heads is None:
+            result = result + weights * matrix.of(states_BTx)
         else:
-            result = result + added
+            result = result.index_add(2, heads, weights * matrix.of(states_BTx.index_select(2, heads)))
     return result
 
 

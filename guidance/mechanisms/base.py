@@ -331,8 +331,9 @@ class Mechanism:
         """The output of its heads, changed."""
         raise AssertionError
 
-    def mix(self, states_BTx: Tensor, place: str, inputs: HeadInputs) -> Tensor:
-        """What it adds to the states of all tokens: (B, T, h, D) of its heads, or (B, T, d) of the layer.
+    def mix(self, place: str, inputs: HeadInputs) -> Tensor:
+        """The weights with which states are mixed along the matrix that `prepare` has made: (h, D) of its heads, or (d,) of the
+        layer.
 
         Args:
             place: one of `places`.

@@ -14,6 +14,7 @@ layers).  That A may be any pattern is ours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -70,11 +71,11 @@ class Mix(Mechanism):
     def site_module(self, num_heads: int, width: int, head_width: int) -> nn.Module:
         return MixWeights({place: (num_heads, head_width) if place in OF_HEADS else (width,) for place in self.of})
 
-    def prepare(self, inputs: PatternInputs) -> Taking:
+    def prepare(self, inputs: PatternInputs) -> Matrix:
         predicate, allowed_BQK = inputs.predicate, inputs.scope.allowed_BQK
         assert predicate is not None
         if isinstance(predicate, Shift):
-            return Shifted(predicate.offset, predicate.restricted(allowed_BQK).counts() > 0)
+            return Shifted.of_queries(predicate.offset, predicate.restricted(allowed_BQK).counts() > 0)
         if isinstance(predicate, Columns) and inputs.scope.hides_padding_only:
             keys_BK = (predicate.keys_BK & predicate.valid_BT).float()
             return Averaged(keys_BK / keys_BK.sum(-1, keepdim=True).clamp(min=1), predicate.rows_BQ, predicate.valid_BT)
@@ -82,9 +83,10 @@ class Mix(Mechanism):
         tiny = torch.finfo(weights_BQK.dtype).tiny
         return Multiplied(weights_BQK / weights_BQK.sum(-1, keepdim=True).clamp(min=tiny), predicate.valid_BT)
 
-    def mix(self, states_BTx: Tensor, place: str, inputs: HeadInputs) -> Tensor:
+    def mix(self, place: str, inputs: HeadInputs) -> Tensor:
         assert isinstance(inputs.parameters, MixWeights)
-        return inputs.parameters.of[place].to(states_BTx.dtype) * inputs.prepared.of(states_BTx)
+        weights: Tensor = inputs.parameters.of[place]
+        return weights
 
 
 class MixWeights(nn.Module):
@@ -95,7 +97,7 @@ class MixWeights(nn.Module):
         self.of = nn.ParameterDict({place: nn.Parameter(torch.zeros(shape)) for place, shape in shapes.items()})
 
 
-class Taking(Protocol):
+class Matrix(Protocol):
     """The matrix A of a pattern on one batch, in one scope."""
 
     def of(self, states_BTx: Tensor) -> Tensor:
@@ -104,14 +106,71 @@ class Taking(Protocol):
 
 @dataclass(frozen=True)
 class Shifted:
-    """Each row has the token ``offset`` places to the right, where ``sees_BT`` says that there is one."""
+    """Each row has the token ``offset`` places to the right.
+
+    Attributes:
+        sees_BT: the rows that have it; None for all for which the sequence is long enough.
+    """
 
     offset: int
-    sees_BT: Tensor
+    sees_BT: Tensor | None
+
+    @classmethod
+    def of_queries(cls, offset: int, sees_BT: Tensor) -> Shifted:
+        """The matrix in which some queries see their key."""
+        # a GPU would have to be waited for, and compiled code cannot ask
+        if sees_BT.device.type == "cpu" and not torch.compiler.is_compiling():
+            batch, length = sees_BT.shape
+            if int(sees_BT.sum()) == batch * max(0, length - abs(offset)):
+                return cls(offset, None)
+        return cls(offset, sees_BT)
 
     def of(self, states_BTx: Tensor) -> Tensor:
-        moved = torch.roll(states_BTx, -self.offset, dims=1)
-        return torch.where(_beside(self.sees_BT, moved), moved, 0.0)
+        length, sees_BT = states_BTx.shape[1], self.sees_BT
+        if sees_BT is None:
+            key_T = torch.arange(length, device=states_BTx.device) + self.offset
+            sees_BT = ((key_T >= 0) & (key_T < length))[None]
+        return _kept(sees_BT, torch.roll(states_BTx, -self.offset, dims=1))
+
+    def rows_and_keys(self, length: int) -> tuple[slice, slice]:
+        """The rows whose token is in a sequence of that length, and these tokens."""
+        first = max(0, -self.offset)
+        end = max(first, min(length, length - self.offset))
+        return slice(first, end), slice(first + self.offset, end + self.offset)
+
+    def seen(self, rows: slice, states_BRx: Tensor) -> Tensor:
+        """States of some rows, zero where a row does not see its token."""
+        return states_BRx if self.sees_BT is None else _kept(self.sees_BT[:, rows], states_BRx)
+
+
+class _Shifts(torch.autograd.Function):
+    """x + Σ w ⊙ (A x) for shifted matrices A: nothing of the size of x is kept for the backward pass but x."""
+
+    @staticmethod
+    def forward(ctx: Any, states_BTx: Tensor, matrices: Sequence[Shifted], *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(states_BTx, *weights)
+        ctx.matrices, result = matrices, states_BTx.clone()
+        for matrix, own in zip(matrices, weights, strict=True):
+            rows, keys = matrix.rows_and_keys(states_BTx.shape[1])
+            result[:, rows].addcmul_(matrix.seen(rows, states_BTx[:, keys]), own)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTx: Tensor) -> tuple[Tensor | None, ...]:
+        states_BTx, *weights = ctx.saved_tensors
+        of_states, of_weights = grad_BTx.clone(), []
+        for matrix, own in zip(ctx.matrices, weights, strict=True):
+            rows, keys = matrix.rows_and_keys(states_BTx.shape[1])
+            of_states[:, keys].addcmul_(matrix.seen(rows, grad_BTx[:, rows]), own)
+            of_weights.append(matrix.seen(rows, grad_BTx[:, rows] * states_BTx[:, keys]).sum((0, 1)))
+        return of_states, None, *of_weights
+
+
+def with_shifts(states_BTx: Tensor, matrices: Sequence[Shifted], weights: Sequence[Tensor]) -> Tensor:
+    """x + Σ w ⊙ (A x) for shifted matrices, each with its weights."""
+    if torch.compiler.is_compiling():  # which joins the steps by itself
+        return sum((own * matrix.of(states_BTx) for matrix, own in zip(matrices, weights, strict=True)), states_BTx)
+    return _Shifts.apply(states_BTx, matrices, *weights)
 
 
 @dataclass(frozen=True)
@@ -123,9 +182,9 @@ class Averaged:
     valid_BT: Tensor
 
     def of(self, states_BTx: Tensor) -> Tensor:
-        states_BTx = _without_padding(states_BTx, self.valid_BT)
+        states_BTx = _kept(self.valid_BT, states_BTx)
         mean_B1x = torch.einsum("bt,bt...->b...", self.weights_BT.to(states_BTx.dtype), states_BTx)[:, None]
-        return torch.where(_beside(self.rows_BT, states_BTx), mean_B1x, 0.0)
+        return _kept(self.rows_BT, mean_B1x)
 
 
 @dataclass(frozen=True)
@@ -136,14 +195,10 @@ class Multiplied:
     valid_BT: Tensor
 
     def of(self, states_BTx: Tensor) -> Tensor:
-        states_BTx = _without_padding(states_BTx, self.valid_BT)
+        states_BTx = _kept(self.valid_BT, states_BTx)
         return (self.weights_BTT.to(states_BTx.dtype) @ states_BTx.flatten(2)).view_as(states_BTx)
 
 
-def _without_padding(states_BTx: Tensor, valid_BT: Tensor) -> Tensor:
-    """Zeros at padding, where some kernels leave NaN, which a weight of 0 would not stop."""
-    return torch.where(_beside(valid_BT, states_BTx), states_BTx, 0.0)
-
-
-def _beside(values_BT: Tensor, states_BTx: Tensor) -> Tensor:
-    return values_BT.view(*values_BT.shape, *(1,) * (states_BTx.dim() - 2))
+def _kept(tokens_BT: Tensor, states_BTx: Tensor) -> Tensor:
+    """States with zeros at all other tokens.  At padding some kernels leave NaN, which a weight of 0 would not stop."""
+    return torch.where(tokens_BT.view(*tokens_BT.shape, *(1,) * (states_BTx.dim() - 2)), states_BTx, 0.0)

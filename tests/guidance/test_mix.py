@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from guidance.errors import PlanError
 from guidance.guide import Guide
 from guidance.installation import install
+from guidance.mechanisms.mix import Shifted, with_shifts
+from guidance.patterns.predicates import Shift
 from guidance.plan import Plan
 from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, pair_batch, tiny_model
 from tests.guidance.plans import Words, tables
@@ -183,3 +185,52 @@ def test_heads_without_scores_have_no_queries_and_keys_to_mix(place: str) -> Non
     rows = (Guide("next", "fix", heads=[0]), Guide("next", "mix", heads=[0], of=[place]))
     with pytest.raises(PlanError, match="replaces the attention of layer 0, head 0"):
         install(tiny_model("bert"), Plan(rows))
+
+
+@pytest.mark.parametrize("lengths", [(5, 5), (5, 3)], ids=["full", "padded"])
+def test_shifts_are_added_in_one_pass_with_the_gradients_of_their_matrices(lengths: tuple[int, ...]) -> None:
+    valid = torch.arange(5) < torch.tensor(lengths)[:, None]
+    offsets = (-7, -2, -1, 0, 1, 5)
+    matrices = [Shifted.of_queries(offset, Shift(offset, valid).counts() > 0) for offset in offsets]
+    assert {matrix.sees_BT is None for matrix in matrices[2:4]} == {lengths == (5, 5)}
+    generator = torch.Generator().manual_seed(1)
+    states, *weights = (
+        torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+        for shape in ((2, 5, 2, 3), *[(2, 3)] * len(offsets))
+    )
+    dense = [Shift(offset, valid).dense().double() for offset in offsets]
+    expected = states + sum(
+        own * torch.einsum("bqk,bkhd->bqhd", matrix, states) for matrix, own in zip(dense, weights, strict=True)
+    )
+    torch.testing.assert_close(with_shifts(states, matrices, weights), expected)
+    torch.testing.assert_close(
+        states + sum(own * matrix.of(states) for matrix, own in zip(matrices, weights, strict=True)), expected
+    )
+
+    def of(states: Tensor, *weights: Tensor) -> Tensor:
+        return with_shifts(states, matrices, weights)
+
+    assert torch.autograd.gradcheck(of, (states, *weights))
+    assert torch.autograd.gradgradcheck(of, (states, *weights))
+
+
+def test_what_padding_holds_reaches_neither_states_nor_gradients() -> None:
+    valid = torch.arange(4) < torch.tensor([[3], [4]])
+    states = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(1))
+    states[0, 3] = torch.nan
+    states.requires_grad_()
+    weights = [torch.ones(3, requires_grad=True) for _ in range(2)]
+    matrices = [Shifted.of_queries(offset, Shift(offset, valid).counts() > 0) for offset in (1, -1)]
+    result = with_shifts(states, matrices, weights)
+    assert result[valid].isfinite().all()
+    gradients = torch.autograd.grad(result[valid].sum(), (states, *weights))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_mixing_neighbours_keeps_nothing_for_the_backward_pass_but_the_states() -> None:
+    states, kept = torch.randn(2, 6, 8, requires_grad=True), []
+    matrices = [Shifted(offset, None) for offset in (-1, 1)]
+    weights = [torch.zeros(8, requires_grad=True) for _ in matrices]
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.data_ptr()) or tensor, lambda x: x):
+        with_shifts(states, matrices, weights)
+    assert sorted(kept) == sorted(tensor.data_ptr() for tensor in (states, *weights))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -138,17 +139,16 @@ LOOKING = '''
 from __future__ import annotations
 
 from pipelines.engine.declaration import Table
+from pipelines.probing.heads import best, head_columns, head_name, share, write_heads
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
 
-
-class Config(SequencesConfig):
-    pass
+Config = SequencesConfig
+UNITS = {"last": "mean attention of a token on the last token"}
 
 
 def measure(run):
     from guidance.probes.relevance import masses
-    from pipelines.probing.heads import best, write_heads
     from pipelines.probing.sequences import Means, WatchedSequences, batches_of
 
     watched, means = WatchedSequences(run.inputs, run.config), Means()
@@ -160,9 +160,13 @@ def measure(run):
 
     for batch in batches_of(run, watched, run.config.batch_size):
         means.add(looking(batch))
-    units = {"last": "mean attention of a token on the last token"}
-    table = write_heads(run, {"last": means.column(0)}, units)
-    return Findings({"sequences": watched.number, "heads": len(table)}, {"best": best(table, "last")})
+    rows = write_heads(run, {"last": means.column(0)}, UNITS, "last", title="Last token", label="% of attention")
+    return Findings({"sequences": watched.number, "heads": len(rows)}, {"best": best(rows, "last")})
+
+
+def shown(artifact, config):
+    head = artifact.counts["best"]
+    return Table(("head", "last"), [(head_name(head), share(head["last"]))])
 
 
 STAGE = probe(
@@ -171,7 +175,8 @@ STAGE = probe(
     Config,
     measure,
     takes=ON_SEQUENCES,
-    table=lambda artifact, config: Table(("best", ""), [("last", str(artifact.counts["best"]["last"]))], []),
+    table=shown,
+    writes={"heads.parquet of last": head_columns(UNITS)},
     help="Measure how much attention each head leaves on the last token.",
     examples=("guide probe last guided wiki-128",),
 )
@@ -353,6 +358,7 @@ def test_a_new_probe_measures_and_shows_its_table(extended: Guide, tmp_path: Pat
         "show last",
         f"probe last tiny {data.reference}",
     )
-    best = json.loads(probed)["counts"]["best"]["last"]
-    assert 0 < best < 1 and str(best) in shown
+    best = json.loads(probed)["counts"]["best"]
+    assert 0 < best["last"] < 1
+    assert re.search(rf"{best['layer']}-{best['head']} +{100 * best['last']:.1f} %", shown), shown
     assert again.startswith("probe/")

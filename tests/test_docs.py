@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -88,12 +89,24 @@ def test_every_package_is_in_the_layout() -> None:
     assert [name for name in sorted(map(name_of, found)) if name != "pipelines" and f"`{name}/`" not in layout] == []
 
 
-def test_the_reference_of_the_commands_is_up_to_date(tmp_path: Path) -> None:
+def test_what_is_generated_of_the_pages_is_up_to_date(tmp_path: Path) -> None:
     """In a process of its own: commands stand in the order of their import."""
-    page = tmp_path / "command-line.md"
-    page.write_text(text_of("docs/command-line.md"), encoding="utf-8")
-    subprocess.run([sys.executable, DOCS / "generate.py", page], check=True)
-    assert page.read_text(encoding="utf-8") == text_of("docs/command-line.md"), "run: python docs/generate.py"
+    pages = {name: text_of(f"docs/{name}") for name in ("command-line.md", "tables.md")}
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    subprocess.run([sys.executable, DOCS / "generate.py", tmp_path], check=True)
+    for name, text in pages.items():
+        assert (tmp_path / name).read_text(encoding="utf-8") == text, "run: python docs/generate.py"
+
+
+def test_a_table_without_a_section_gets_one_and_an_outdated_column_is_mended() -> None:
+    with_tables, page = runpy.run_path(str(DOCS / "generate.py"))["with_tables"], text_of("docs/tables.md")
+    start, rest = page.split("### heads.parquet of sinks\n")
+    section, _, rest = rest.partition("\n### ")
+    made = with_tables(f"{start}### {rest}")
+    columns = section[section.index("| column") :]
+    assert f"### heads.parquet of sinks\n\nWritten by `guide probe sinks`.\n\n{columns}\nThe commands" in made
+    assert with_tables(page.replace("| `special` | double | mean attention", "| `special` | int64 | attention")) == page
 
 
 PLANS = [

@@ -23,6 +23,7 @@ from pipelines.engine.stage import Buildable, C, Input, Options, Result, Work, c
 from pipelines.progress import Progress
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.storage.tables import Columns
 
 Templates = str | Sequence[str] | Callable[[Artifact, Store], str | Sequence[str]]
 """Command lines, of which the first whose gaps can be filled is suggested, or a function that gives them.
@@ -231,6 +232,7 @@ class Stage(Buildable[C], Generic[C, R]):
         share: for a stage that maps over shards: processes those that ``--shard`` selects, and raises `ShareDone`.
         options: further keyword arguments of `run`, each with what it says; they are neither inputs nor settings.
         command: how people call it; None for a stage that other stages run.
+        writes: the columns of its tables, by the title of their section in ``docs/tables.md``.
     """
 
     takes: Mapping[str, Take] = field(default_factory=dict)
@@ -239,6 +241,7 @@ class Stage(Buildable[C], Generic[C, R]):
     share: Callable[[Work[C]], object] | None = None
     options: Mapping[str, Option] = field(default_factory=dict)
     command: Command | None = None
+    writes: Mapping[str, Columns] = field(default_factory=dict)
 
     def run(
         self,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from guidance.errors import InputError
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.tables import Columns
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 TABLE = "heads.parquet"
 
-COLUMNS: Mapping[str, tuple[str, str]] = {
+COLUMNS: Columns = {
     "stack": ("string", "encoder or decoder"),
     "attention": ("string", "self, or pal for added heads"),
     "layer": ("int32", "running number"),
@@ -35,7 +36,7 @@ def key_of(site: Site, head: int) -> dict[str, Any]:
     return {"stack": site.stack, "attention": site.attention, "layer": site.layer, "head": head}
 
 
-def head_columns(units: Mapping[str, str]) -> Mapping[str, tuple[str, str]]:
+def head_columns(units: Mapping[str, str]) -> Columns:
     """Columns of ``heads.parquet``, given the unit of each figure; figures may be null."""
     return {**COLUMNS, **{name: ("float64", unit) for name, unit in units.items()}}
 
@@ -48,12 +49,16 @@ def write_heads(
     *,
     title: str = "",
     label: str = "",
+    hundredths: bool = True,
 ) -> list[dict[str, Any]]:
-    """Write ``heads.parquet``, and ``heads.png``, a picture of one figure; returns the rows.
+    """Write ``heads.parquet``, and ``heads.png`` if a figure is to be drawn; returns the rows.
 
     Args:
-        figures: by name, of each site the figure of each head, (H,); NaN is written as null.
-        drawn: the figure of the picture; title, label: see `heads_picture`.
+        figures: ``{name: {site: figure_H}}``: one number for each head of each site, as `Means.column` gives them; NaN is written
+            as null.
+        units: of each name what the figure is, with its unit.
+        drawn: the name of the figure that the picture shows; without one there is no picture.
+        title, label, hundredths: see `heads_picture`.
     """
     rows = []
     for site in next(iter(figures.values())):
@@ -62,7 +67,7 @@ def write_heads(
             rows.append(key_of(site, head) | {name: None if math.isnan(v) else v for name, v in values.items()})
     run.out.write_rows(TABLE, head_columns(units), rows, may_be_null=units)
     if drawn:
-        run.out.write("heads.png", heads_picture(run, rows, drawn, title=title, label=label))
+        run.out.write("heads.png", heads_picture(run, rows, drawn, title=title, label=label, hundredths=hundredths))
     return rows
 
 
@@ -72,14 +77,22 @@ def best(rows: Sequence[Mapping[str, Any]], figure: str) -> Mapping[str, Any] | 
     return max(known, key=lambda row: row[figure]) if known else None
 
 
-def heads_picture(run: Run[Any], rows: Sequence[Mapping[str, Any]], figure: str, *, title: str, label: str) -> bytes:
+def heads_picture(
+    run: Run[Any],
+    rows: Sequence[Mapping[str, Any]],
+    figure: str,
+    *,
+    title: str,
+    label: str,
+    hundredths: bool = True,
+) -> bytes:
     """A heat map of a figure as PNG: a row for each layer, a column for each head; added heads have a map of their own.
-
-    Cells and colour bar are in hundredths.
 
     Args:
         run: that of the probe; the title names its model.
-        label: the figure with its unit, for the colour bar.
+        label: the figure with its unit, for the colour bar, such as ``% of attention``.
+        hundredths: whether cells and colour bar are in hundredths, as whole numbers, which is right for shares; otherwise they
+            show the figures as they are, the highest with three digits.
     """
     import numpy as np
 
@@ -91,21 +104,25 @@ def heads_picture(run: Run[Any], rows: Sequence[Mapping[str, Any]], figure: str,
     ]
     width = sum(max(2.8, 0.5 * heads) for _, heads in sizes) + 2.0
     drawn, grid = figure_of(width, max(2.4, 0.42 * max(layers for layers, _ in sizes) + 1.4), columns=len(kinds))
-    values = [row[figure] for row in rows if row[figure] is not None]
-    highest = 100 * max(values, default=1.0) or 1.0
+    scale = 100 if hundredths else 1
+    values = [scale * row[figure] for row in rows if row[figure] is not None] or [scale]
+    lowest, highest = min(0.0, *values), max(0.0, *values)
+    if lowest == highest:
+        highest = 1.0
+    decimals = 0 if hundredths else max(0, 2 - math.floor(math.log10(max(-lowest, highest))))
     for axes, kind, (layers, heads) in zip(grid[0], kinds, sizes, strict=True):
         table = np.full((layers, heads), np.nan)
         for row in rows:
             if row["attention"] == kind and row[figure] is not None:
-                table[row["layer"], row["head"]] = 100 * row[figure]
-        image = axes.imshow(table, cmap=PALETTE, vmin=0, vmax=highest, aspect="auto")
+                table[row["layer"], row["head"]] = scale * row[figure]
+        image = axes.imshow(table, cmap=PALETTE, vmin=lowest, vmax=highest, aspect="auto")
         axes.set_xticks(range(heads))
         axes.set_yticks(range(layers))
         axes.set_xlabel("head" if kind == "self" else f"head ({kind})")
         for (layer, head), value in np.ndenumerate(table):
             if heads <= 16 and not np.isnan(value):
-                colour = "black" if value > 0.6 * highest else "white"
-                axes.text(head, layer, f"{value:.0f}", ha="center", va="center", fontsize=8, color=colour)
+                colour = "black" if value - lowest > 0.6 * (highest - lowest) else "white"
+                axes.text(head, layer, f"{value:.{decimals}f}", ha="center", va="center", fontsize=8, color=colour)
     grid[0][0].set_ylabel("layer")
     name = name_of_model(run.inputs["model"])
     is_random = getattr(run.config, "random", None) is not None

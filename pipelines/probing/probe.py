@@ -17,6 +17,7 @@ from pipelines.engine import stage
 from pipelines.engine.declaration import Command, Opening, Stage, Table, Take
 from pipelines.engine.stage import C, Run, knob
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.tables import Columns
 
 
 class SequencesConfig(stage.Config):
@@ -59,9 +60,13 @@ class ReadingConfig(stage.Config):
 class Findings:
     """What a probe has found, in JSON's types.
 
+    ``probe.json`` has ``counts`` as one entry, and the entries of the others beside it.  In ``artifact.counts``, which tables are
+    made of, all entries but those of ``details`` stand side by side, so that ``counts["sequences"]`` and ``counts["best"]`` are
+    found there; no two may have the same name.
+
     Attributes:
-        counts: how much was read.
-        summary: the findings themselves.
+        counts: how much was read, such as ``{"sequences": 200, "heads": 144}``.
+        summary: the findings themselves, such as ``{"best": best(rows, "last")}``.
         about: what was measured, such as the task; shown first.
         details: findings for ``probe.json`` alone.
     """
@@ -80,6 +85,7 @@ def probe(
     *,
     takes: Mapping[str, Take],
     table: Callable[[Artifact, C], Table],
+    writes: Mapping[str, Columns],
     help: str,
     examples: Sequence[str],
     check: Callable[[C, Mapping[str, Any]], None] = lambda config, references: None,
@@ -88,13 +94,22 @@ def probe(
     """The stage of a probe.
 
     Args:
+        name: of its command, ``guide probe NAME``; the name of its file may differ.
+        version: raised whenever the same settings and inputs give another result.
         measure: writes the tables and pictures of the probe, and returns what goes into ``probe.json``.
-        table: what people see.
-        check, prepare: see `pipelines.engine.stage.Stage`.
+        takes: the inputs by role, such as `pipelines.stages.reading.ON_SEQUENCES`.
+        table: what people see, made of the artifact and the settings of the run: `Table`, with cells by `head_name`, `share` and
+            `number` of `pipelines.probing.heads`.
+        writes: see `pipelines.engine.declaration.Stage`; for ``heads.parquet`` the columns are ``head_columns(units)``.
+        help: one sentence, and further paragraphs for the help page.
+        examples: command lines for the help page.
+        check, prepare: see `pipelines.engine.declaration.Stage`.
     """
     command = Command(f"probe {name}", help, examples, next="guide show {}", show=table, group="Understand")
     build = functools.partial(_build, name, measure)
-    return Stage(f"probe-{name}", "probe", version, config, build, takes, check=check, prepare=prepare, command=command)
+    return Stage(
+        f"probe-{name}", "probe", version, config, build, takes, check, prepare, command=command, writes=writes
+    )
 
 
 def _build(name: str, measure: Callable[[Run[Any]], Findings], run: Run[Any]) -> None:

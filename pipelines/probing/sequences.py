@@ -41,11 +41,12 @@ REACH = 16
 
 @dataclass(frozen=True)
 class Batch:
-    """Some sequences, padded.
+    """Some sequences, padded to the longest of them.
 
     Attributes:
         numbers: of the sequences in their split.
-        inputs: ``input_ids``, ``attention_mask``, and ``token_type_ids`` where the model reads them, (B, T) each; columns: features, (B, T) each.
+        inputs: what the model reads, (B, T) each: ``input_ids``, ``attention_mask``, and ``token_type_ids`` where it has segments.
+        columns: the features that masks and sequences bring, such as ``segment`` or ``word``, by name, (B, T) each.
     """
 
     numbers: range
@@ -156,7 +157,12 @@ class WatchedSequences:
         return {**batch.inputs, **{name: batch.columns[name] for name in self._plans}}
 
     def watch(self, batch: Batch, see: Callable[[Tensor], Seen]) -> dict[Site, Seen]:
-        """What a function makes of the attention of each layer, (B, H, T, T), one after the other, by site."""
+        """What a function makes of the attention of each layer, (B, H, T, T), by site.
+
+        It is called with one layer after the other, so that only the maps of one are in memory.  Rows are queries, and sum to 1.
+        Padded keys have 0 attention; padded queries are rows like all others, so leave them out with ``batch.valid_BT``.
+        Added heads (PAL) are sites of their own, whose ``attention`` is ``pal``.
+        """
         seen: dict[Site, Seen] = {}
 
         def watcher(site: Site, attention_BHTT: Tensor) -> None:
@@ -171,7 +177,11 @@ class WatchedSequences:
 
 
 def batches_of(run: Run[Any], watched: WatchedSequences, size: int) -> Iterator[Batch]:
-    """The sequences that a probe reads, batch by batch, with a progress bar."""
+    """The sequences that a probe reads, batch by batch, with a progress bar.
+
+    Args:
+        size: sequences per batch: ``run.config.batch_size``, or 1 where whole maps are kept.
+    """
     with run.progress.task("probe", total=watched.number, unit="sequences") as bar:
         for batch in watched.batches(size):
             yield batch
@@ -180,18 +190,20 @@ def batches_of(run: Run[Any], watched: WatchedSequences, size: int) -> Iterator[
 
 @dataclass
 class Means:
-    """The mean of figures of each head over examples, which grows batch by batch.
+    """The mean of F figures of each head over sequences, which grows batch by batch.
+
+    Every sequence counts alike, whatever its length.  The heads of a site stay apart, and so do those of added heads (PAL).
 
     Attributes:
-        totals: of each site the sum, (H, …), float64.
-        examples: how many there were.
+        totals: of each site the sum, (H, F), float64.
+        examples: how many sequences there were.
     """
 
     totals: dict[Site, Tensor] = field(default_factory=dict)
     examples: int = 0
 
     def add(self, figures: Mapping[Site, Tensor]) -> None:
-        """Add the figures of a batch, of each site (B, H, …)."""
+        """Add the figures of each sequence of a batch, of each site (B, H, F); F may be 1."""
         for site, figures_BH in figures.items():
             self.totals[site] = self.totals.get(site, 0) + figures_BH.double().sum(0).cpu()
         self.examples += len(figures_BH)
@@ -201,7 +213,7 @@ class Means:
         return Means(dict(self.totals), self.examples)
 
     def column(self, number: int | slice) -> dict[Site, Tensor]:
-        """The mean of one figure, of each site (H,), or of several."""
+        """The mean of the figure of this number, from 0, of each site (H,), as `write_heads` takes it; or of several, (H, …)."""
         return {site: total[:, number] / max(1, self.examples) for site, total in self.totals.items()}
 
 

@@ -266,6 +266,7 @@ STAGE = probe(
     measure,
     takes=ON_SEQUENCES,
     table=_table,
+    writes={},
     help="""Show what an attack does to attention: that of the model's plan, FreeLB or SMART.
 
     The table has, by layer, the share of query-key pairs that an adversary hides, and how spread attention is without and under the

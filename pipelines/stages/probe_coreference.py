@@ -19,7 +19,7 @@ from guidance.errors import InputError, counted
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model, TextFiles
-from pipelines.probing.heads import best, head_name, share, shares, write_heads
+from pipelines.probing.heads import best, head_columns, head_name, share, shares, write_heads
 from pipelines.probing.probe import Findings, ReadingConfig, probe
 from pipelines.storage.artifacts import Artifact
 from pipelines.text.readers import known_extension
@@ -301,6 +301,7 @@ STAGE = probe(
         "texts": TextFiles("Files or folders with coreference.", argument="files", in_folders=_may_be_read),
     },
     table=_table,
+    writes={"heads.parquet of coref": head_columns(UNITS)},
     help="""Find heads by which a mention looks most at one of its antecedents.
 
     The query is the head word of each mention that has an antecedent in the text; it is right if no other word has as much

@@ -18,9 +18,10 @@ from guidance.errors import InputError
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
-from pipelines.probing.heads import COLUMNS, best, head_name, key_of, share, write_heads
+from pipelines.probing.heads import COLUMNS, best, head_columns, head_name, key_of, share, write_heads
 from pipelines.probing.probe import Findings, ReadingConfig, probe
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.tables import Columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ class Config(ReadingConfig):
     encoding: str = Field("utf-8", description="Encoding of the files; invalid bytes are an error.")
 
 
-OF_RELATIONS: Mapping[str, tuple[str, str]] = {
+OF_RELATIONS: Columns = {
     "relation": ("string", "label of the treebank"),
     "direction": ("string", "towards_head or towards_dependent"),
     **COLUMNS,
@@ -175,6 +176,7 @@ STAGE = probe(
     measure,
     takes={"model": Model(), "treebank": TextFiles("CoNLL-U files or folders of them.", argument="files")},
     table=_table,
+    writes={"heads.parquet of deps": head_columns(UNITS), RELATIONS: OF_RELATIONS},
     help="""Find the attention heads that follow syntactic relations, from a word to its head or from a head to its dependent.
 
     The table has the best head for each relation, and a baseline without a model: always the word at one distance, the one

@@ -17,10 +17,11 @@ from guidance.errors import InputError
 from pipelines.engine.declaration import Opening, Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
-from pipelines.probing.heads import SHOWN_HEADS, ends_of, head_name, heads_of, number, write_heads
+from pipelines.probing.heads import SHOWN_HEADS, ends_of, head_columns, head_name, heads_of, number, write_heads
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES, read_data
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.tables import Columns
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ UNITS: Mapping[str, str] = {
 Config = SequencesConfig
 
 
-DISTANCES: Mapping[str, tuple[str, str]] = {
+DISTANCES: Columns = {
     "layer": ("int32", "of a head of the model"),
     "head": ("int32", "of a head of the model"),
     "other_layer": ("int32", "of a head of the other model, or of the same"),
@@ -143,6 +144,7 @@ STAGE = probe(
     },
     prepare=prepare,
     table=_table,
+    writes={"heads.parquet of distance": head_columns(UNITS), TABLE: DISTANCES},
     help="Measure how differently heads look (Jensen-Shannon divergence of their rows): within a model, or between two.",
     examples=(
         "guide probe distance guided wiki-128 --limit 100",

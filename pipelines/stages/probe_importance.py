@@ -18,7 +18,7 @@ from pydantic import Field
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
-from pipelines.probing.heads import best, ends_of, head_name, heads_of, number, write_heads
+from pipelines.probing.heads import best, ends_of, head_columns, head_name, heads_of, number, write_heads
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import Reading
 from pipelines.storage.artifacts import Artifact
@@ -107,6 +107,10 @@ STAGE = probe(
         "data": Reading("A dataset of its task, or its sequences; for a masked language model also any text file."),
     },
     table=_table,
+    writes={
+        "heads.parquet of importance": head_columns(UNITS["taylor"]),
+        "heads.parquet of importance by switching off": head_columns(UNITS["off"]),
+    },
     help="""Measure how much the loss of a model depends on each head (first-order Taylor importance).
 
     The loss is that of its task, or of masked words.  Gradients of the mean loss are added up over the batches of a split.  The

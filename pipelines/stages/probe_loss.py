@@ -21,6 +21,7 @@ from pipelines.probing.heads import number, share
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.tables import Columns
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Config(SequencesConfig):
     mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are masked and predicted.")
 
 
-SLICES: Mapping[str, tuple[str, str]] = {
+SLICES: Columns = {
     "slice": ("string", "what the tokens are divided by; all for all of them"),
     "value": ("string", "which of them"),
     "tokens": ("int64", "masked tokens"),
@@ -234,6 +235,7 @@ STAGE = probe(
     measure,
     takes=ON_SEQUENCES,
     table=_table,
+    writes={TABLE: SLICES},
     help="""Say where a masked language model is good: its loss by frequency, place, neighbours and part of speech.
 
     Each line also has the n-gram floors of the same tokens, counted in the training text of the sequences.

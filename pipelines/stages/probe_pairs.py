@@ -24,9 +24,10 @@ from pipelines.engine import stage
 from pipelines.engine.declaration import Opening, Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
-from pipelines.probing.heads import head_name, share, shares, write_heads
+from pipelines.probing.heads import head_columns, head_name, share, shares, write_heads
 from pipelines.probing.probe import Findings, probe
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.tables import Columns
 from pipelines.text.records import check_unicode
 from pipelines.training.learner import folder_of
 
@@ -83,7 +84,7 @@ def head_of(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-OF_PAIRS: Mapping[str, tuple[str, str]] = {
+OF_PAIRS: Columns = {
     "paradigm": ("string", "UID of the pair, or the name of its file"),
     "good": ("string", "the good sentence"),
     "bad": ("string", "the bad one"),
@@ -94,7 +95,7 @@ OF_PAIRS: Mapping[str, tuple[str, str]] = {
 """Columns of ``pairs.parquet``."""
 
 
-OF_PARADIGMS: Mapping[str, tuple[str, str]] = {
+OF_PARADIGMS: Columns = {
     "paradigm": ("string", "UID of the pairs, or the name of their file"),
     "pairs": ("int64", "count"),
     "accuracy": ("float64", "share of pairs whose good sentence is the more likely one"),
@@ -309,6 +310,7 @@ STAGE = probe(
     check=check,
     prepare=prepare,
     table=_table,
+    writes={"heads.parquet of minimal pairs": head_columns(UNITS), PAIRS: OF_PAIRS, PARADIGMS: OF_PARADIGMS},
     help="""Ask whether a masked language model finds the good sentence of minimal pairs more likely than the bad one.
 
     The likelihood of a sentence is the sum over its tokens, each masked alone.  Equal scores count as wrong.  The mean is over paradigms.

@@ -19,7 +19,7 @@ from guidance.errors import InputError, counted
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
-from pipelines.probing.heads import best, head_name, share, write_heads
+from pipelines.probing.heads import best, head_columns, head_name, share, write_heads
 from pipelines.probing.probe import Findings, ReadingConfig, probe
 from pipelines.storage.artifacts import Artifact
 
@@ -184,6 +184,7 @@ STAGE = probe(
         ),
     },
     table=_table,
+    writes={"heads.parquet of reflexive": head_columns(UNITS)},
     help="""Find heads by which himself and herself look most at what they refer to.
 
     Without a file, 10,000 sentences are drawn from a grammar: "the man who can laugh would hurt himself".  The answer is right if

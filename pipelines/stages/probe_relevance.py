@@ -23,6 +23,7 @@ from pipelines.probing.patterns import UNIT, PatternsConfig, check_patterns, mea
 from pipelines.probing.probe import Findings, probe
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.tables import Columns
 
 if TYPE_CHECKING:
     from guidance.patterns.pattern import Pattern
@@ -43,7 +44,7 @@ class Config(PatternsConfig):
     diagonal: bool = Field(True, description="Count the attention of a token to itself.")
 
 
-OF_PATTERNS: Mapping[str, tuple[str, str]] = {
+OF_PATTERNS: Columns = {
     "pattern": ("string", "name, or condition"),
     **COLUMNS,
     "relevance": ("float64", UNIT),
@@ -149,6 +150,7 @@ STAGE = probe(
     takes=ON_SEQUENCES,
     check=check_patterns,
     table=_table,
+    writes={TABLE: OF_PATTERNS},
     help="""Measure how much of its attention each head spends on each pattern (global relevance).
 
     All patterns are measured that the data have the features for.  A head stands out if it is three standard deviations above

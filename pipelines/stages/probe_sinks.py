@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
-from pipelines.probing.heads import best, head_name, share, shares, write_heads
+from pipelines.probing.heads import best, head_columns, head_name, share, shares, write_heads
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
@@ -105,6 +105,7 @@ STAGE = probe(
     measure,
     takes=ON_SEQUENCES,
     table=_table,
+    writes={"heads.parquet of sinks": head_columns(UNITS)},
     help="""Measure how much attention each head leaves on special tokens, on the first token and on itself.
 
     `guide probe relevance --no-special` measures patterns on what is left.

@@ -32,7 +32,7 @@ from pipelines.storage.manifest import (
     parse_manifest,
     seal,
 )
-from pipelines.storage.tables import schema_of
+from pipelines.storage.tables import Columns, schema_of
 
 _WRONG_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
 """Errors that mean the path is wrong; all others are failures of the machine."""
@@ -245,7 +245,7 @@ class Builder:
     def write_rows(
         self,
         name: str,
-        columns: Mapping[str, tuple[str, str]],
+        columns: Columns,
         rows: Sequence[Mapping[str, Any]],
         *,
         may_be_null: Container[str] = (),

@@ -7,6 +7,10 @@ from typing import Any
 
 from pipelines.lazy import pa
 
+Columns = Mapping[str, tuple[Any, str]]
+"""The columns of a table by name, each with its type, and what a value means, in a few words.  A type is one of ``pyarrow``, or is called
+as there; ``[int32]`` is a list whose elements are never null."""
+
 BLOCKS, DOCUMENTS = "blocks.parquet", "documents.parquet"
 """Of ``build-corpus`` and ``build-dataset``: the text, and where it comes from."""
 
@@ -20,13 +24,11 @@ VOCABULARY, COUNTS = "vocabulary.parquet", "counts.parquet"
 """Of ``build-cooccur``: the tokens that are counted, and the counts of pairs."""
 
 
-def schema_of(columns: Mapping[str, tuple[Any, str]], may_be_null: Container[str] = ()) -> Any:
+def schema_of(columns: Columns, may_be_null: Container[str] = ()) -> Any:
     """A ``pyarrow.Schema``.
 
     Args:
-        columns: by name, each with its type, and what a value means, in a few words.  A type is one of ``pyarrow``, or is called
-            as there; ``[int32]`` is a list whose elements are never null.
-        may_be_null: the names of those that may be null.
+        may_be_null: the names of the columns that may be null.
     """
     return pa.schema(
         [

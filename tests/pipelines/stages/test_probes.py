@@ -40,6 +40,7 @@ from pipelines.stages import (
 from pipelines.stages.missing import longest
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.storage.tables import schema_of
 from tests import finetunings, trainings
 from tests.shared import shared
 from tests.trainings import one_thread  # noqa: F401
@@ -66,8 +67,14 @@ one 1 3 man - - (2)
 
 
 def table_of(artifact: Artifact) -> Table:
-    """What people see of a probe."""
+    """What people see of a probe.  Its tables must have the columns that its stage declares."""
     stage = find(artifact.manifest["stage"])
+    for path in artifact.path.glob("*.parquet"):
+        written, declared = (
+            pq.read_schema(path),
+            [schema_of(columns) for title, columns in stage.writes.items() if title.split()[0] == path.name],
+        )
+        assert not declared or any(written.names == each.names and written.types == each.types for each in declared)
     table: Table = stage.command.show(artifact, stage.config())
     return table
 

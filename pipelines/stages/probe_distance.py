@@ -60,8 +60,8 @@ def prepare(opening: Opening[Config]) -> None:
     if theirs.content != opening.inputs["sequences"].content:
         model, other = opening.references["model"], opening.references["other"]
         raise InputError(
-            f"{model} and {other} split the text into other tokens, so that their heads cannot be compared",
-            hint="models with one tokenizer",
+            f"{model} and {other} split the text into other tokens, or other lengths, so that their heads cannot be compared",
+            hint="models with one tokenizer; if they were trained on other lengths, give --sequence-length",
         )
 
 

@@ -147,11 +147,7 @@ def export_command(
 def _workspace(
     session: Session, config: PageConfig, model: str, data: str, beside: str | None, *, is_writable: bool
 ) -> Any:
-    """What the page shows, to be closed in the end.
-
-    Raises:
-        InputError: there is no such pattern, model or data.
-    """
+    """What the page shows, to be closed in the end.  Raises InputError if there is no such pattern, model or data."""
     from pipelines.explorer.workspace import Workspace
     from pipelines.probing.patterns import read_written
 

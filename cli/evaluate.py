@@ -126,11 +126,8 @@ def _number(value: float | None) -> str:
 
 
 def parse_gates(given: Sequence[str] | None, flag: str) -> list[tuple[str, str, float]]:
-    """The flag, the metric and the limit of each ``NAME=VALUE``.
-
-    Raises:
-        InputError: it is written otherwise, or the metric is better when it is lower and the flag is not for that.
-    """
+    """The flag, the metric and the limit of each ``NAME=VALUE``.  Raises InputError if one is written otherwise, or
+    its metric is better when it is lower and the flag is not for that."""
     gates = []
     for text in given or ():
         name, _, value = text.lower().partition("=")
@@ -147,11 +144,7 @@ def parse_gates(given: Sequence[str] | None, flag: str) -> list[tuple[str, str, 
 
 
 def failures(gates: Sequence[tuple[str, str, float]], metrics: Mapping[str, float | None]) -> Iterator[str]:
-    """What to say of each limit that was not met.
-
-    Raises:
-        InputError: there is no such metric.
-    """
+    """What to say of each limit that was not met.  Raises InputError if there is no such metric."""
     for flag, name, limit in gates:
         if name not in metrics:
             raise InputError(

@@ -80,11 +80,8 @@ def flag_type(annotation: Any) -> Any:
 
 
 def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
-    """An instance of the configuration.
-
-    Raises:
-        InputError: a value is invalid; the message names its flag, and the hint says what the flag means.
-    """
+    """An instance of the configuration.  Raises InputError if a value is invalid; the message names its flag, and the hint
+    says what the flag means."""
     try:
         return config(**values)
     except ValidationError as error:

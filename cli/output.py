@@ -72,13 +72,11 @@ def speaks_unicode() -> bool:
 
 
 def check_output_path(path: Path | None, flag: str, *endings: str) -> None:
-    """Check before the work that a file can be written to ``path``, if one was given.
+    """Check before the work that a file can be written to ``path``, if one was given.  Raises InputError if the ending is
+    wrong, the parent folder does not exist, or the path is a folder.
 
     Args:
         endings: the allowed endings of its name, with their dots; without any, all are allowed.
-
-    Raises:
-        InputError: the ending is wrong, the parent folder does not exist, or the path is a folder.
     """
     if path is None:
         return

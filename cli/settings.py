@@ -33,11 +33,8 @@ SETTINGS = "guide.settings"
 
 
 def load_settings(context: Any, path: Path | None) -> Path | None:
-    """Make ``guide.toml``, or the file that the user named, the defaults of the command that is being parsed.
-
-    Raises:
-        InputError: the file cannot be read, or has an unknown table or key.
-    """
+    """Make ``guide.toml``, or the file that the user named, the defaults of the command that is being parsed.  Raises
+    InputError if the file cannot be read, or has an unknown table or key."""
     if not hasattr(context.command, "settings"):  # a group, before the command is known
         return path
     names: list[str] = []
@@ -71,11 +68,7 @@ def _settings_of(names: Iterable[str], table: dict[str, Any], command: Any, path
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a small TOML file.
-
-    Raises:
-        InputError: the file cannot be read, is too large, or is not TOML.
-    """
+    """The tables of a small TOML file.  Raises InputError if the file cannot be read, is too large, or is not TOML."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
@@ -209,11 +202,8 @@ def origins_added(context: Any, values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def store_path(root: Any) -> Path:
-    """The folder of the store, from what the user gave.
-
-    Raises:
-        InputError: it is not UTF-8, so files could not record it.
-    """
+    """The folder of the store, from what the user gave.  Raises InputError if it is not UTF-8, since files could not
+    record it."""
     path = DEFAULT_STORE if root is None else Path(root)
     try:
         os.fspath(path).encode()

@@ -83,7 +83,8 @@ def predict(
     stdin: BinaryIO | None = None,
     progress: Progress | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """What a fine-tuned model says of each example of some files, in their order.
+    """What a fine-tuned model says of each example of some files, in their order.  Raises InputError if the model has no
+    head for a task, or a file cannot be read, and PlanError if the plan of the model needs a parser, and none is given.
 
     Args:
         model: a reference, or a model folder.
@@ -92,10 +93,6 @@ def predict(
 
     Returns:
         For each example its ``id`` and what the model says, in JSON's types; see the ``answers`` of its task.
-
-    Raises:
-        InputError: the model has no head for a task, or a file cannot be read.
-        PlanError: the plan of the model needs a parser, and none is given.
     """
     from guidance.checkpoint import CONFIG_FILE, find_plan, read_config
     from guidance.plan import Plan

@@ -154,13 +154,10 @@ class Take:
         opening.inputs[role] = self.open(reference, opening)
 
     def open(self, reference: Any, opening: Opening[Any]) -> Input:
-        """Find and check one input.
+        """Find and check one input.  Raises InputError if there is no such input, or it is of the wrong kind.
 
         Args:
             reference: how the caller named it, or several if it takes many.
-
-        Raises:
-            InputError: there is no such input, or it is of the wrong kind.
         """
         raise NotImplementedError
 
@@ -254,7 +251,8 @@ class Stage(Buildable[C], Generic[C, R]):
         stdin: BinaryIO | None = None,
         **named: Any,
     ) -> R:
-        """Run the stage, unless the artifact that it would write exists and verifies.
+        """Run the stage, unless the artifact that it would write exists and verifies.  Raises InputError if an input does
+        not exist, is of another kind, or does not fit the others.
 
         Args:
             inputs: how to find each input, in the order of `takes`, and last the configuration, unless its defaults are meant.
@@ -264,9 +262,6 @@ class Stage(Buildable[C], Generic[C, R]):
 
         Returns:
             The `Result`; None if ``--shard`` selected a share of the work, or if another process of ``torchrun`` publishes it.
-
-        Raises:
-            InputError: an input does not exist, is of another kind, or does not fit the others.
         """
         references = list(inputs)
         is_given = bool(references) and isinstance(references[-1], self.config)

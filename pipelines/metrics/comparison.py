@@ -106,11 +106,8 @@ def compare_statistics(pairs: Mapping[str, tuple[Statistic, Statistic]], size: i
 
 
 def compare_on_same(metrics: Metrics, one: Table, other: Table) -> list[Compared]:
-    """Metrics of two systems on the same examples; those without a true answer are left out.
-
-    Raises:
-        InputError: no example has a true answer.
-    """
+    """Metrics of two systems on the same examples; those without a true answer are left out.  Raises InputError if no
+    example has a true answer."""
     (gold, first), (_, second) = _labelled(one), _labelled(other)
     if not gold:
         raise InputError("no example has a label", hint="compare on a split with labels")
@@ -121,11 +118,7 @@ def compare_on_same(metrics: Metrics, one: Table, other: Table) -> list[Compared
 
 
 def compare_on_others(metrics: Metrics, one: Table, other: Table) -> list[Compared]:
-    """Metrics of one system on two sets of examples.
-
-    Raises:
-        InputError: no example of a set has a true answer.
-    """
+    """Metrics of one system on two sets of examples.  Raises InputError if no example of a set has a true answer."""
     sides = [_labelled(table) for table in (one, other)]
     if not all(gold for gold, _ in sides):
         raise InputError("evaluations on other examples have no labels that could be compared")

@@ -69,7 +69,8 @@ def paired_t(differences: Sequence[float], *, shared_folds: bool = False, confid
 def paired_bootstrap(
     first: Statistic, second: Statistic, n: int, *, rounds: int = 10_000, confidence: float = 0.95, seed: int = 0
 ) -> Difference:
-    """Draw the examples anew, with repetitions, and see how the difference varies.
+    """Draw the examples anew, with repetitions, and see how the difference varies.  Raises InputError if there are no
+    examples.
 
     The interval is that of percentiles.  The p-value asks how often a centred draw is at least as far from 0 as the
     difference itself.
@@ -78,9 +79,6 @@ def paired_bootstrap(
         first, second: the figure of each system on chosen examples.
         n: the number of examples.
         rounds: how many draws.
-
-    Raises:
-        InputError: there are no examples.
     """
     effect = _effect(first, second, n)
     draw = np.random.default_rng(seed)
@@ -101,13 +99,11 @@ def unpaired_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Difference:
-    """The same for figures on different examples, which are drawn independently of each other.
+    """The same for figures on different examples, which are drawn independently of each other.  Raises InputError if one of
+    them has no examples.
 
     Args:
         first, second: a figure on chosen examples, and how many examples there are.
-
-    Raises:
-        InputError: one of them has no examples.
     """
     (one, n), (other, m) = first, second
     if min(n, m) < 1:
@@ -121,13 +117,11 @@ def unpaired_bootstrap(
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Difference:
-    """The exact McNemar test of two accuracies: is a change for the better as frequent as one for the worse?
+    """The exact McNemar test of two accuracies: is a change for the better as frequent as one for the worse?  Raises
+    InputError if the systems have different numbers of examples, or none.
 
     Args:
         first, second: whether each system is right, example by example.
-
-    Raises:
-        InputError: the systems have different numbers of examples, or none.
     """
     from scipy import stats
 

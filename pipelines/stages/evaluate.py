@@ -151,12 +151,8 @@ def _floors(row: type[Objective], opening: Opening[Config]) -> Artifact:
 
 
 def build(run: Run[Config]) -> None:
-    """Evaluate a model on a split.
-
-    Raises:
-        InputError: model and sequences do not fit each other.
-        NumericalError: a likelihood is not finite.
-    """
+    """Evaluate a model on a split.  Raises InputError if model and sequences do not fit each other, and NumericalError if a
+    likelihood is not finite."""
     from guidance.checkpoint import CONFIG_FILE, find_plan
     from guidance.plan import Plan
     from pipelines.training.opening import open_trained

@@ -148,12 +148,8 @@ class TaskData(Take):
 
 
 def _prepare(opening: Opening[Config]) -> None:
-    """Make what is missing: sequences, and the masks that the plan needs.
-
-    Raises:
-        InputError: no task learns from this dataset.
-        PlanError: the plan reads syntax, and there is neither a parser nor masks.
-    """
+    """Make what is missing: sequences, and the masks that the plan needs.  Raises InputError if no task learns from this
+    dataset, and PlanError if the plan reads syntax, and there is neither a parser nor masks."""
     store, progress, dataset = opening.store, opening.progress, opening.inputs.pop("dataset")
     task = task_for(opening.config.task, dataset.counts, dataset.reference)
     config = opening.config = resolved(opening.config, task)
@@ -208,11 +204,8 @@ def _check_length(config: Config, store: Store) -> None:
 
 
 def resolved(config: AnyConfig, task: type[Task]) -> AnyConfig:
-    """The configuration with its task named.
-
-    Raises:
-        InputError: a setting belongs to another task, or ``select`` names no metric.
-    """
+    """The configuration with its task named.  Raises InputError if a setting belongs to another task, or ``select`` names
+    no metric."""
     if config.select not in ("loss", *task.selectable):
         raise InputError(f"--select {config.select}: {task.name} has {', '.join(('loss', *task.selectable))}")
     try:

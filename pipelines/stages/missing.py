@@ -29,11 +29,8 @@ SYNTAX = ("head", "relation", "pos", "negation", "stop_word")
 
 
 def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact, Artifact | None]:
-    """A dataset, and its sequences if these were given instead.
-
-    Raises:
-        InputError: it is neither a dataset nor sequences of one.
-    """
+    """A dataset, and its sequences if these were given instead.  Raises InputError if it is neither a dataset nor sequences
+    of one."""
     data = opened.enter_context(store.load(reference))
     if data.kind == "sequences":
         if "shape" not in data.counts:
@@ -54,11 +51,7 @@ def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact
 def build_sequences(
     dataset: Artifact, tokenizer: str, max_length: int, store: Store, progress: Progress | None
 ) -> Artifact:
-    """The examples of a dataset as sequences of a tokenizer's tokens.
-
-    Raises:
-        InputError: ``max_length`` is out of range.
-    """
+    """The examples of a dataset as sequences of a tokenizer's tokens.  Raises InputError if ``max_length`` is out of range."""
     sequences.check_length(max_length)
     config = sequences.Config(max_length=max_length, packing="examples")
     made = _tell("sequences", sequences.run(dataset.reference, tokenizer, config, store=store, progress=progress))
@@ -91,15 +84,13 @@ def build_masks(
     training: bool = True,
     known_idf: str = "",
 ) -> list[str]:
-    """The references of the masks that a plan needs for some sequences; empty if it needs none.
+    """The references of the masks that a plan needs for some sequences; empty if it needs none.  Raises PlanError if the
+    plan reads syntax, and there is no parser.
 
     Args:
         known_idf: the idf that the model learned with (see `trained_idf`); by default that of the dataset is counted.
         source: names the plan in messages.
         parser: see `pipelines.stages.dependencies.Config`.
-
-    Raises:
-        PlanError: the plan reads syntax, and there is no parser.
     """
     needed = [need for need in features(plan, training=training) if need != "segment"]
     if not needed:
@@ -121,14 +112,12 @@ def build_masks(
 def read_by(
     model: str, folder: Path, dataset: Artifact, config: AnyConfig, store: Store, progress: Progress | None
 ) -> tuple[Artifact, AnyConfig]:
-    """The sequences of a dataset for a trained model, and the configuration with the masks that its plan needs.
+    """The sequences of a dataset for a trained model, and the configuration with the masks that its plan needs.  Raises
+    PlanError if the plan reads syntax, and there is neither a parser nor masks.
 
     Args:
         model: its reference or folder; folder: that of its files.
         config: with ``sequence_length``, ``parser`` and ``masks``, which are not made if they were given.
-
-    Raises:
-        PlanError: the plan reads syntax, and there is neither a parser nor masks.
     """
     from guidance.checkpoint import find_plan
     from guidance.plan import Plan
@@ -174,15 +163,13 @@ def training_data(model: Artifact | Files, store: Store) -> Artifact | None:
 
 
 def trained_idf(model: str, plan: Plan, store: Store, *, is_needed: bool = False) -> str:
-    """The path of the idf of words that a model learned with; empty if it learned with none, or if it is gone.
+    """The path of the idf of words that a model learned with; empty if it learned with none, or if it is gone.  Raises
+    InputError if it is gone, and needed.
 
     Args:
         model: a reference, or a model folder.
         plan: of the model; that its idf is gone is told only if the plan reads one.
         is_needed: whether none can be counted instead.
-
-    Raises:
-        InputError: it is gone, and needed.
     """
     with suppress(ArtifactMissing), ExitStack() as opened:
         artifact = opened.enter_context(store.load(model, kind="model", verify=False))

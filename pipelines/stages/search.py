@@ -130,13 +130,11 @@ class Member:
 
 
 def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
-    """Train all runs, choose, and test.  With ``--shard`` only some runs are trained, and the result is None.
+    """Train all runs, choose, and test.  With ``--shard`` only some runs are trained, and the result is None.  Raises
+    InputError if a value of the grid is not possible; or the settings cannot be compared, for want of validation examples.
 
     Args:
         data: reference of a dataset.
-
-    Raises:
-        InputError: a value of the grid is not possible; or the settings cannot be compared, for want of validation examples.
     """
     check_working_folder()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -185,11 +183,8 @@ def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) 
 
 
 def _settings(config: Config) -> list[dict[str, Any]]:
-    """Every combination of the values of the grid.
-
-    Raises:
-        InputError: it is not written as NAME=VALUE,VALUE; there is no such setting; or it cannot vary.
-    """
+    """Every combination of the values of the grid.  Raises InputError if one is not written as NAME=VALUE,VALUE, or
+    names no setting that can vary."""
     known = finetune.Config.model_fields
     axes: dict[str, list[str]] = {}
     for text in config.grid:
@@ -225,11 +220,7 @@ def _parts(dataset: Artifact, config: Config, store: Store, options: Options) ->
 
 
 def _starts(pretrained: Artifact) -> list[Start]:
-    """The snapshots of a pre-trained model and its last weights, by step.
-
-    Raises:
-        InputError: it has no snapshots.
-    """
+    """The snapshots of a pre-trained model and its last weights, by step.  Raises InputError if it has no snapshots."""
     with pretrained.open("metrics.parquet") as file:
         elapsed = np.concatenate([[0.0], np.cumsum(pq.read_table(file, columns=["seconds"])["seconds"].to_numpy())])
     last = int(pretrained.counts["steps"])

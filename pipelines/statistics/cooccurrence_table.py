@@ -35,15 +35,13 @@ def load_table(
     totals: Literal["pairs", "tokens"] = "pairs",
     half: bool = False,
 ) -> Cooccurrence:
-    """The scores of an artifact, for ``install(..., tables={"cooccurrence": load_table(artifact)})``.
+    """The scores of an artifact, for ``install(..., tables={"cooccurrence": load_table(artifact)})``.  Raises
+    ArtifactMismatch if the table is not of kind ``cooccur``, or was counted with another tokenizer.
 
     Args:
         tokenizer: artifact that contains the tokenizer to be used with the table: a tokenizer, sequences or a model.
         totals: what equation 9 divides by: the pairs of a token, or its occurrences in the text.
         half: whether scores are float16 instead of float32.
-
-    Raises:
-        ArtifactMismatch: the table is not of kind ``cooccur``, or was counted with another tokenizer.
     """
     if artifact.kind != "cooccur":
         raise ArtifactMismatch(f"{artifact.reference} is a {artifact.kind} artifact; needed is a cooccur")

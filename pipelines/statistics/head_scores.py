@@ -15,10 +15,8 @@ from pipelines.text.readers import read_small
 def read_scores(path: Path) -> dict[tuple[int, int], float]:
     """The score of each (layer, head), from a file with the columns layer, head and score.
 
-    The file is JSON, CSV or Parquet.  JSON may also be a list of scores for each layer.
-
-    Raises:
-        InputError: the file cannot be read, or is not such a table.
+    The file is JSON, CSV or Parquet.  JSON may also be a list of scores for each layer.  Raises InputError if the file
+    cannot be read, or is not such a table.
     """
     wanted = "JSON, CSV or Parquet with columns layer, head and score"
     try:

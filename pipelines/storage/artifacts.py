@@ -139,11 +139,8 @@ class Artifact:
             return file.read()
 
     def verify(self, *names: str) -> None:
-        """Compare the given files, by default all, with their recorded size and sha256.
-
-        Raises:
-            ArtifactDamaged: a file is missing, differs or is not in the manifest; the message names it.
-        """
+        """Compare the given files, by default all, with their recorded size and sha256.  Raises ArtifactDamaged if a file
+        is missing, differs or is not in the manifest; the message names it."""
         for name in names or self.manifest["files"]:
             entry = self.manifest["files"].get(name)
             if entry is None:

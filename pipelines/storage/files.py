@@ -173,10 +173,8 @@ def write_file(path: Path, data: bytes) -> None:
 def publish_directory(temporary: Path, final: Path, *, trash: Path | None) -> None:
     """Give a finished directory its public name with one rename.
 
-    An existing directory of that name is moved to ``trash``; if ``trash`` is None, it is an error.
-
-    Raises:
-        MachineError: the rename failed; the caller removes the temporary directory.
+    An existing directory of that name is moved to ``trash``; if ``trash`` is None, it is an error.  Raises MachineError if
+    the rename failed; the caller removes the temporary directory.
     """
     with machine_errors(f"cannot publish {final}"):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -195,11 +193,7 @@ def publish_directory(temporary: Path, final: Path, *, trash: Path | None) -> No
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into, which gets its name with one rename when the block has ended; after an error nothing is left.
-
-    Raises:
-        InputError: there is such a folder, and it is not empty.
-        MachineError: it cannot be written.
-    """
+    Raises InputError if there is such a folder, and it is not empty, and MachineError if it cannot be written."""
     folder = folder.absolute()
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{str(folder)!r} exists already", hint="choose a new folder")

@@ -83,14 +83,12 @@ class Store:
     # building
 
     def existing(self, kind: str, recipe: str, *, verify: bool = True, otherwise: str = "building") -> Artifact | None:
-        """The artifact of a recipe, if it exists and is valid.
+        """The artifact of a recipe, if it exists and is valid.  Raises InputError if its path holds something else, which
+        not even ``--force`` may replace, and ArtifactMisplaced if the folder holds another artifact, which is not to be
+        lost.
 
         Args:
             verify: check its files; otherwise: what is done again if it is damaged, for the warning.
-
-        Raises:
-            InputError: its path holds something else, which not even ``--force`` may replace.
-            ArtifactMisplaced: the folder holds another artifact, which is not to be lost.
         """
         path = self.folder(kind, recipe)
         try:
@@ -414,13 +412,11 @@ class Store:
             file.unlink(missing_ok=True)
 
     def find_unfinished(self, kind: str | None, reference: str) -> Path | None:
-        """The folder of unfinished work with this ``kind/id``, id prefix or name; None if there is none.
+        """The folder of unfinished work with this ``kind/id``, id prefix or name; None if there is none.  Raises
+        ArtifactAmbiguous if more than one matches.
 
         Args:
             kind: look only for work of this kind.
-
-        Raises:
-            ArtifactAmbiguous: more than one matches.
         """
         given, _, rest = reference.rpartition("/")
         folders = [f for f in self.unfinished() if kind in (None, f.parent.name) and given in ("", f.parent.name)]

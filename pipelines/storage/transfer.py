@@ -21,12 +21,8 @@ BLOCK = 1 << 20
 
 
 def export(artifact: Artifact, folder: Path, *, progress: Progress | None = None) -> None:
-    """Copy an artifact to a new folder, which `import_folder` can import.
-
-    Raises:
-        InputError: the folder exists, or its parent does not.
-        ArtifactDamaged: a file does not match the manifest; then nothing is left behind.
-    """
+    """Copy an artifact to a new folder, which `import_folder` can import.  Raises InputError if the folder exists, or its
+    parent does not, and ArtifactDamaged if a file does not match the manifest; then nothing is left behind."""
     if os.path.lexists(folder):
         raise InputError(f"{str(folder)!r} exists already", hint="choose a new folder")
     if not folder.parent.is_dir():
@@ -40,11 +36,9 @@ def import_folder(
 ) -> tuple[Artifact, bool]:
     """Import a folder made by `export` into the store; returns the artifact, and whether it existed already.
 
-    Only the files that the manifest lists are copied.  Links are not followed, and no code is run.
-
-    Raises:
-        ArtifactMissing, ArtifactDamaged: the folder is not an artifact, or does not match its manifest.
-        InputError: the store has this recipe with other content, or the name belongs to another kind.
+    Only the files that the manifest lists are copied.  Links are not followed, and no code is run.  Raises ArtifactMissing
+    or ArtifactDamaged if the folder is not an artifact, or does not match its manifest, and InputError if the store has this
+    recipe with other content, or the name belongs to another kind.
     """
     with Artifact(folder) as given:
         unlisted = given.unlisted_files()

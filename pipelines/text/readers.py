@@ -209,16 +209,14 @@ def decode(
     line: int = 1,
     is_whole: bool = True,
 ) -> Iterator[str]:
-    """Chunks of text with ``\\n`` for every line end, without a byte-order mark at the start of the file.
+    """Chunks of text with ``\\n`` for every line end, without a byte-order mark at the start of the file.  Raises
+    InputError if bytes are not valid in the encoding; the message names the line from 1 and the byte from 0.
 
     Args:
         any_end: whether ``\\r`` ends a line too; if not, it stays in the text.
         position: byte of the file at which the stream begins, and
         line: number of its first line.
         is_whole: whether the stream is the whole file, so that mixed line ends are worth a warning.
-
-    Raises:
-        InputError: bytes that are not valid in the encoding; the message names the line from 1 and the byte from 0.
     """
     decoder = codecs.getincrementaldecoder(encoding)("strict")
     newlines = io.IncrementalNewlineDecoder(cast("codecs.IncrementalDecoder", None), translate=any_end)

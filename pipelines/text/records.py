@@ -260,15 +260,13 @@ def column_documents(
 def parquet_rows(
     path: Path, name: str, choose: Callable[[Any], list[str]], groups: range | None = None, first: int = 1
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a Parquet file, read in batches: their numbers and their values by column.
+    """The rows of a Parquet file, read in batches: their numbers and their values by column.  Raises InputError if the file
+    is not Parquet, is damaged, or is a decompression bomb.
 
     Args:
         choose: from the schema of the file to the names of the columns to read, the text first.
         groups: the row groups to read, by default all.
         first: number of the first row that is read.
-
-    Raises:
-        InputError: the file is not Parquet, is damaged, or is a decompression bomb.
     """
     with path.open("rb") as raw:
         head = raw.read(16)

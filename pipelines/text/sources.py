@@ -59,15 +59,13 @@ def expand(
     spool: Path | None = None,
     in_folders: Callable[[str], bool] = known_extension,
 ) -> Iterator[Sources]:
-    """Find the files.  Standard input is copied to a private file that is deleted when the context ends.
+    """Find the files.  Standard input is copied to a private file that is deleted when the context ends.  Raises InputError
+    if no file is found, a path is not a regular file, or two files would get the same name.
 
     Args:
         any_kind: accept explicitly named files with an unknown extension, because ``--format`` gives their format.
         spool: folder for the copy of standard input; by default the machine's folder for temporary files.
         in_folders: which files of a folder to take, by their names.
-
-    Raises:
-        InputError: no file is found, a path is not a regular file, or two files would get the same name.
     """
     sources, seen = Sources(), set[tuple[int, int]]()
     with contextlib.ExitStack() as stack:

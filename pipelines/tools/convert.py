@@ -40,12 +40,8 @@ class Converted:
 
 
 def convert(folder: Path, out: Path) -> Converted:
-    """Copy a model folder, with its weights as safetensors.
-
-    Raises:
-        InputError: ``folder`` has no pickled PyTorch weights, or they contain more than tensors, or ``out`` exists.
-        MachineError: ``out`` cannot be written.
-    """
+    """Copy a model folder, with its weights as safetensors.  Raises InputError if ``folder`` has no pickled PyTorch
+    weights, or they contain more than tensors, or ``out`` exists, and MachineError if ``out`` cannot be written."""
     check_working_folder()
     from guidance.checkpoint import read_config
 
@@ -63,11 +59,8 @@ def convert(folder: Path, out: Path) -> Converted:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The pickled weight files of a model folder.
-
-    Raises:
-        InputError: there are none, or the index names a file outside the folder.
-    """
+    """The pickled weight files of a model folder.  Raises InputError if there are none, or the index names a file outside
+    the folder."""
     if any(folder.glob("*.safetensors")):
         raise InputError(f"{folder}: has safetensors already", hint="there is nothing to convert")
     if (folder / WEIGHTS).is_file():
@@ -112,11 +105,7 @@ def _convert_in_subprocess(weights: list[Path], out: Path) -> dict[str, int]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """The tensors of one pickled file, by name.
-
-    Raises:
-        InputError: it contains anything else, or cannot be read.
-    """
+    """The tensors of one pickled file, by name.  Raises InputError if it contains anything else, or cannot be read."""
     import torch
 
     try:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, Unpack
 from guidance.errors import InputError, MachineError
 from pipelines.engine.executor import Config, run_all
 from pipelines.engine.stage import Buildable, Options, Result, Run, Work, file_digest, recipe_of, reused, run_stage
-from pipelines.lazy import pa, pq
+from pipelines.lazy import np, pa, pq
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, open_parquet, remove_tree
@@ -322,20 +322,30 @@ def parquet_file(path: Path, schema: Any, **options: Any) -> Iterator[Any]:
 
 
 def evenly(tables: Iterable[Any], rows: int) -> Iterator[Any]:
-    """Regroup rows into tables of ``rows`` each, the last one smaller.
+    """Regroup rows into tables of ``rows`` each, the last one smaller; see `regrouped`."""
+    return regrouped(((table, [np.ones(table.num_rows)]) for table in tables), [rows])
+
+
+def regrouped(tables: Iterable[tuple[Any, Sequence[Any]]], limits: Sequence[int]) -> Iterator[Any]:
+    """Regroup rows into tables, each of which ends with the row at which a sum of weights has reached its limit.
 
     Row groups, and so the bytes of the file, do not depend on how the rows arrived.
+
+    Args:
+        tables: each with the weights of its rows, an array for each limit.
     """
-    held: list[Any] = []
-    number = 0
-    for table in tables:
-        held.append(table)
-        number += table.num_rows
-        while number >= rows:
-            whole = pa.concat_tables(held)
-            yield whole.slice(0, rows).combine_chunks()
-            held, number = [whole.slice(rows)], number - rows
-    if number:
+    held, sums = list[Any](), np.zeros(len(limits))
+    for table, weights in tables:
+        ends_LR, start, before_L = np.cumsum(weights, axis=1), 0, np.zeros(len(limits))
+        while start < table.num_rows:
+            full = map(np.searchsorted, ends_LR, before_L + limits - sums)
+            stop = min(int(min(full)) + 1, table.num_rows)
+            held.append(table.slice(start, stop - start))
+            sums, before_L, start = sums + ends_LR[:, stop - 1] - before_L, ends_LR[:, stop - 1], stop
+            if (sums >= limits).any():
+                yield pa.concat_tables(held).combine_chunks()
+                held, sums = [], np.zeros(len(limits))
+    if held:
         yield pa.concat_tables(held).combine_chunks()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from guidance.errors import InputError, counted
 from pipelines.engine import executor
 from pipelines.engine.declaration import Command, Opening, Stage, Stored, Table, names
-from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file
+from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file, regrouped
 from pipelines.engine.stage import Result, Run, Work, internal, require
 from pipelines.inputs import Sequences
 from pipelines.lazy import np, pa
@@ -190,7 +190,7 @@ def build(run: Run[Config]) -> None:
         with open(paths[0], "rb") as raw:
             schema = mask_schema(open_parquet(raw).schema_arrow.names)
         with run.out.parquet(f"{split}.parquet", schema) as writer:
-            for table in _groups(paths, totals[split]):
+            for table in regrouped(_rows_of(paths, totals[split]), [GROUP_TOKENS]):
                 writer.write_table(table.cast(schema))
         names = schema.names
     missing = {name: why for name, (_, why) in _SOURCES.items() if name not in names}
@@ -202,24 +202,14 @@ def build(run: Run[Config]) -> None:
     _warn(run, totals)
 
 
-def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
-    """The rows of partial files in groups that depend only on the sequences, not on the shards."""
-    pending, size = [], 0
+def _rows_of(paths: Sequence[Path], counts: Counter[str]) -> Iterator[tuple[Any, list[Any]]]:
+    """The rows of partial files as tables, with the number of tokens of each row; adds to the counts."""
     for path in paths:
         with open(path, "rb") as raw:
             file = open_parquet(raw)
             counts.update(json.loads(file.schema_arrow.metadata[b"counts"]))
             for batch in file.iter_batches(batch_size=1024):
-                table, start = pa.Table.from_batches([batch]), 0
-                for row, tokens in enumerate(batch.column(0).value_lengths().to_pylist(), start=1):
-                    size += tokens
-                    if size >= GROUP_TOKENS:
-                        pending.append(table.slice(start, row - start))
-                        yield pa.concat_tables(pending).combine_chunks()
-                        pending, size, start = [], 0, row
-                pending.append(table.slice(start))
-    if size:
-        yield pa.concat_tables(pending).combine_chunks()
+                yield pa.Table.from_batches([batch]), [batch.column(0).value_lengths().to_numpy()]
 
 
 def _warn(run: Run[Config], totals: Mapping[str, Mapping[str, int]]) -> None:

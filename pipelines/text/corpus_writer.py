@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from guidance.errors import InputError, counted
+from pipelines.engine.shards import regrouped
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Builder
 from pipelines.storage.tables import BLOCKS, DOCUMENTS
@@ -77,7 +78,8 @@ def write_corpus(
             out.parquet(BLOCKS, block_schema()) as blocks,
         ):
             written = 0
-            for table in _row_groups(_numbered(opened, kept.splits, few, totals)):
+            tables = _numbered(opened, kept.splits, few, totals)
+            for table in regrouped(tables, [BATCH_CHARACTERS, BATCH_BLOCKS]):
                 blocks.write_table(table)
                 done = table["document"][-1].as_py() + 1
                 bar.advance(done - written)
@@ -309,8 +311,8 @@ def _check_sizes(counts: dict[str, Any], wanted: dict[str, float], notes: Notes,
 
 def _numbered(
     drafts: Sequence[Draft], splits: Sequence[np.ndarray], few: _Stretches | None, totals: dict[str, np.ndarray]
-) -> Iterator[tuple[pa.Table, np.ndarray]]:
-    """The rows of ``blocks.parquet``, with the number of characters of each; adds them to ``totals``."""
+) -> Iterator[tuple[pa.Table, list[np.ndarray]]]:
+    """The rows of ``blocks.parquet``, with the number of characters of each, and ones; adds them to ``totals``."""
     known, document_before = 0, -1
     before = {"block": 0, "sentence": 0, "start": 0}  # of the document that goes on
     for draft, codes in zip(drafts, splits, strict=True):
@@ -358,7 +360,7 @@ def _numbered(
                 table["text"],
                 table["sentences"],
             ]
-            yield pa.table(columns, schema=block_schema()), characters
+            yield pa.table(columns, schema=block_schema()), [characters, ones]
 
 
 def _number_of_sentences(table: pa.Table) -> np.ndarray:
@@ -379,22 +381,3 @@ def _since(values: np.ndarray, begins: np.ndarray, before: int) -> np.ndarray:
     """For each row the sum of the values of earlier rows of its document, of which earlier tables had ``before``."""
     total = np.cumsum(values, dtype=np.int64) - values
     return total - np.maximum.accumulate(np.where(begins, total, -before))
-
-
-def _row_groups(tables: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
-    """Tables of `BATCH_CHARACTERS` or `BATCH_BLOCKS`, so that row groups do not depend on how rows arrive."""
-    held: list[Any] = []
-    size = rows = 0
-    for table, characters in tables:
-        ends, at = np.cumsum(characters, dtype=np.int64), 0
-        while at < len(ends):
-            before = int(ends[at - 1]) if at else 0
-            full = int(np.searchsorted(ends, before + BATCH_CHARACTERS - size)) + 1
-            stop = min(full, at + BATCH_BLOCKS - rows, len(ends))
-            held.append(table.slice(at, stop - at))
-            size, rows, at = size + int(ends[stop - 1]) - before, rows + stop - at, stop
-            if size >= BATCH_CHARACTERS or rows >= BATCH_BLOCKS:
-                yield pa.concat_tables(held).combine_chunks()
-                held, size, rows = [], 0, 0
-    if held:
-        yield pa.concat_tables(held).combine_chunks()

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from cli.output import say, tell
 from cli.settings import load_settings, source_of
 from cli.usual_names import intended
+from pipelines.engine.stage import version_of
 
 EXAMPLES = ("guide build-corpus text/*.txt --name wiki", "guide ls", "guide lineage wiki")
 """The examples of `guide --help`."""
@@ -161,13 +162,8 @@ def parent_app(name: str) -> tuple[typer.Typer, str, str]:
 
 
 def _show_version(asked: bool) -> None:
-    from importlib import metadata
-
     if asked:
-        try:
-            say(f"guide {metadata.version('attention-guide')}")
-        except metadata.PackageNotFoundError:
-            say("guide (not installed)")
+        say(f"guide {version_of('attention-guide') or '(not installed)'}")
         raise typer.Exit()
 
 

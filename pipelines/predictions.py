@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -63,15 +62,6 @@ Config: Any = create_model(
         knob("auto", "Task of the model; by default its configuration tells."),
     ),
 )
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What `pipelines.training.learners.task_scores.predict` reads of a run."""
-
-    config: Any
-    inputs: Mapping[str, Any]
-    progress: Progress
 
 
 def predict(
@@ -137,7 +127,7 @@ def predict(
         check_needs(plan, str(folder), inputs, training=False)
         opened, handle = open_trained(weights, read_tables(inputs), config.device, task.opened_as())
         settings = evaluate.Config(split="test", limit=config.limit, batch_size=config.batch_size)
-        yield from task.answers(_Job(settings, inputs, progress or Progress()), opened, handle)
+        yield from task.answers(stage.Work(settings, inputs, scratch, progress or Progress()), opened, handle)
 
 
 def _spool(stdin: BinaryIO | None, files: Sequence[str], config: Any, folder: Path) -> tuple[list[str], Any]:

@@ -18,14 +18,16 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import field_validator
+from pydantic import AfterValidator
 
 from guidance.errors import GuideError, InputError, MachineError
 from pipelines.engine import stage
 from pipelines.engine.stage import knob, require
 from pipelines.progress import log
+
+Value = TypeVar("Value")
 
 ATTEMPTS = 3
 """Give up after this many worker deaths in a row without a finished task."""
@@ -41,6 +43,23 @@ _SMALLER = "use workers with more memory, or a smaller --shard-size"
 DASK = "'attention-guide[dask]'"
 
 
+def _check_share(value: str) -> str:
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
+    if value and (match is None or not 1 <= int(match[1]) <= int(match[2])):
+        raise ValueError("give it as i/n with i from 1 to n, for example 3/8")
+    return value
+
+
+ShareOfWork = Annotated[str, AfterValidator(_check_share)]
+"""``i/n``: every n-th piece of work, from the i-th on; empty for all."""
+
+
+def share_of(work: Sequence[Value], share: str) -> Sequence[Value]:
+    """The pieces of work of a share."""
+    first, step = map(int, (share or "1/1").split("/"))
+    return work[first - 1 :: step]
+
+
 class Config(stage.Config):
     """Where a statistic is computed, and in what pieces.  None of these settings changes the result."""
 
@@ -51,18 +70,10 @@ class Config(stage.Config):
     scheduler: str = knob(
         "", "Address of a Dask scheduler, tcp://HOST:PORT. Without it, --executor dask starts --jobs local workers."
     )
-    shard: str = knob(
+    shard: ShareOfWork = knob(
         "", "i/n: process every n-th shard, starting at the i-th, and stop. The same command without --shard merges."
     )
     shard_size: int = knob(1_000_000, "Approximate number of characters per shard.", ge=1)
-
-    @field_validator("shard")
-    @classmethod
-    def _check_shard(cls, value: str) -> str:
-        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
-        if value and (match is None or not 1 <= int(match[1]) <= int(match[2])):
-            raise ValueError("give it as i/n with i from 1 to n, for example 3/8")
-        return value
 
 
 def run_all(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from guidance.errors import InputError, MachineError
-from pipelines.engine.executor import Config, run_all
+from pipelines.engine.executor import Config, run_all, share_of
 from pipelines.engine.stage import Buildable, Options, Result, Run, Work, file_digest, recipe_of, reused, run_stage
 from pipelines.lazy import np, pa, pq
 from pipelines.progress import Progress, log
@@ -213,10 +213,8 @@ def map_shards(
         folder: holds the partial files of one recipe.
         sizes: how much work each shard is, by default 1; unit: what they count, for the progress display.
     """
-    selected, weights = list(shards), list(sizes or [1] * len(shards))
-    if config.shard:
-        first, step = map(int, config.shard.split("/"))
-        selected, weights = selected[first - 1 :: step], weights[first - 1 :: step]
+    selected = share_of(shards, config.shard)
+    weights = share_of(sizes or [1] * len(shards), config.shard)
     jobs = [(shard.name, functools.partial(function, shard, settings)) for shard in selected]
     _warn_of_other_shards({shard.name for shard in shards}, folder)
     with progress.task("Shards", total=sum(weights), unit=unit) as bar:

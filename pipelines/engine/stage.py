@@ -260,11 +260,11 @@ def _build(
     manifest: dict[str, Any] = {
         "stage": stage.name,
         "stage_version": stage.version,
-        "guide": _version("attention-guide"),
+        "guide": version_of("attention-guide"),
         "config": config.model_dump(mode="json"),
         "inputs": {role: given.describe() for role, given in inputs.items()},
         "seed": getattr(config, "seed", None),
-        "packages": {package: version for package in PACKAGES if (version := _version(package))},
+        "packages": {package: version for package in PACKAGES if (version := version_of(package))},
         "git": _git_revision(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
@@ -280,7 +280,8 @@ def _build(
 
 
 @functools.cache
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
     from importlib import metadata  # imported late, to keep `guide --help` fast
 
     try:

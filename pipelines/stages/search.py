@@ -23,10 +23,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine.declaration import Stage, roles
+from pipelines.engine.executor import ShareOfWork, share_of
 from pipelines.engine.stage import Options, Result, Run, check_working_folder, knob, run_stage
 from pipelines.lazy import np, pa, pq
 from pipelines.progress import log
@@ -65,17 +66,9 @@ class Config(finetune.Config):
     weights: Literal["best", "last"] = Field(
         "best", description="Weights that count: those of each run's best validation, or of its last step."
     )
-    shard: str = knob(
+    shard: ShareOfWork = knob(
         "", "i/n: train every n-th run, starting at the i-th, and stop. The same command without --shard does the rest."
     )
-
-    @field_validator("shard")
-    @classmethod
-    def _check_shard(cls, value: str) -> str:
-        first, _, number = value.partition("/")
-        if value and not (first.isdecimal() and number.isdecimal() and 1 <= int(first) <= int(number)):
-            raise ValueError("must be i/n with 1 ≤ i ≤ n, such as 3/64")
-        return value
 
     @model_validator(mode="after")
     def _check_search(self) -> Self:
@@ -160,8 +153,7 @@ def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) 
             starts = _starts(inputs["pretrained"])
             config = config.model_copy(update={"max_length": missing.longest(config.along, config.max_length, store)})
         members = _members(config, task, settings, parts, starts)
-        first, step = map(int, (config.shard or "1/1").split("/"))
-        mine = members[first - 1 :: step]
+        mine = share_of(members, config.shard)
         for number, member in enumerate(mine, 1):
             log.info("run %d of %d: %s%s", number, len(mine), f"fold {member.fold}, " if config.folds else "", member)
             made = finetune.run(member.data, member.config, store=store, progress=progress)

@@ -14,6 +14,7 @@ from typing import Literal
 
 from guidance.errors import GuideError
 from pipelines import ROOT
+from pipelines.engine.stage import version_of
 from pipelines.storage.store import Store
 
 FLOORS = {"torch": "2.10", "transformers": "5.17", "pyarrow": "14.0.1", "safetensors": "0.8"}
@@ -46,7 +47,7 @@ def examine(store: Store) -> list[Finding]:
 def packages() -> Iterator[Finding]:
     """The installed versions of packages, compared with `FLOORS` and `CEILINGS`."""
     for name in (*FLOORS, *OTHERS):
-        version = _installed(name)
+        version = version_of(name)
         state: State = "ok"
         detail = version or "not installed"
         if version is None:
@@ -73,7 +74,7 @@ def extras() -> Iterator[Finding]:
         if any(importlib.util.find_spec(name) is None for name in names):
             yield Finding("extra", extra, "absent", f"pip install 'attention-guide[{extra}]'")
         else:
-            yield Finding("extra", extra, "ok", ", ".join(f"{name} {_installed(name) or ''}".strip() for name in names))
+            yield Finding("extra", extra, "ok", ", ".join(f"{name} {version_of(name) or ''}".strip() for name in names))
 
 
 def language_models() -> Iterator[Finding]:
@@ -131,10 +132,3 @@ def shadows() -> Iterator[Finding]:
             yield Finding("import", name, "bad", f"also installed by {', '.join(others)}")
         else:
             yield Finding("import", name, "ok", str(folder))
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -30,9 +30,8 @@ from guidance.plan import Plan
 from guidance.statistics.roles import COLUMNS
 from guidance.statistics.texts import Word, word_features
 from guidance.statistics.words import word_spans
-from pipelines.engine.stage import Files
 from pipelines.text.sentence_rules import split_sentences
-from pipelines.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, special_ids, tokenizer_files
+from pipelines.text.tokenizer_files import TOKENIZER_FILES, folder_files, load_tokenizer, special_ids, tokenizer_files
 from pipelines.training.batches import ids_and_mask, pad
 from pipelines.training.model_checks import longest_input
 from pipelines.training.objective import has_head
@@ -291,13 +290,13 @@ def words_of(text: str, spans: Sequence[tuple[int, int]] | None = None) -> list[
 
 def _open_tokenizer(folder: Path, spells_masks: bool = False) -> tuple[Any, dict[str, int | None]]:
     """The tokenizer of a folder and its special tokens."""
-    names = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    if TOKENIZER_FILES[0] not in names:
+    found = folder_files(folder)
+    if TOKENIZER_FILES[0] not in found.names:
         raise InputError(
             f"{folder}: has no {TOKENIZER_FILES[0]}",
             hint="AutoTokenizer.from_pretrained(...).save_pretrained(folder) in Python writes one, if its tokenizer is fast",
         )
-    files = tokenizer_files(Files.of((folder / name for name in names), names))
+    files = tokenizer_files(found)
     tokenizer = load_tokenizer(files)
     tokenizer.encode_special_tokens = not spells_masks
     return tokenizer, special_ids(files, tokenizer)

@@ -62,8 +62,7 @@ def list_artifacts(
     titles = ("ARTIFACT", "NAMES", "SIZE", "CREATED", "STAGE")
     brief = [{key: value for key, value in work.items() if key not in ("config", "inputs")} for work in works]
     session.answer(
-        {"artifacts": rows, "unfinished": brief},
-        table(titles, cells, whole=("ARTIFACT", "NAMES")) if cells else (),
+        {"artifacts": rows, "unfinished": brief}, table(titles, cells, whole=("ARTIFACT", "NAMES")) if cells else ()
     )
     if not cells:
         kinds = sorted({folder.parent.name for folder in (*store.folders(), *store.unfinished())})

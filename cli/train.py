@@ -51,8 +51,7 @@ def search_command(
     session: Session,
     config: search.Config,
     data: Annotated[
-        str,
-        typer.Argument(help="A dataset: a name, name@n, an id, or a path.", autocompletion=artifacts("corpus")),
+        str, typer.Argument(help="A dataset: a name, name@n, an id, or a path.", autocompletion=artifacts("corpus"))
     ],
 ) -> Result | None:
     """Fine-tune with every combination of some settings, over several seeds or folds, and test the best one.

@@ -99,8 +99,7 @@ def _blocks(path: str) -> Iterator[Any]:
     """Open the blocks of a corpus; see `open_checked`."""
     if not os.path.exists(path):
         raise MachineError(
-            f"a worker cannot find {path}",
-            hint="put the store in a folder that all workers share under the same path",
+            f"a worker cannot find {path}", hint="put the store in a folder that all workers share under the same path"
         )
     with open_checked(path) as file:
         yield file

@@ -22,15 +22,7 @@ from guidance.errors import InputError, counted
 from guidance.statistics.dependencies import Tree
 from pipelines.engine import executor
 from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Opening, Stage
-from pipelines.engine.shards import (
-    Shard,
-    evenly,
-    map_shards,
-    open_checked,
-    parquet_file,
-    row_groups,
-    shards_of,
-)
+from pipelines.engine.shards import Shard, evenly, map_shards, open_checked, parquet_file, row_groups, shards_of
 from pipelines.engine.stage import Files, Result, Run, Work, knob
 from pipelines.inputs import Corpus
 from pipelines.lazy import np, pa, pc
@@ -46,10 +38,7 @@ WINDOW = 1 << 16
 """Minimum number of characters that a parser gets at once.  Batching may change the last bits of its sums, so windows depend
 only on the corpus, not on shards; a shard takes the windows that begin in it."""
 
-MODELS = {
-    "spacy": (SpacyParser, lambda name: model_folder(spacy_folder(name))),
-    "stanza": (StanzaParser, parser_files),
-}
+MODELS = {"spacy": (SpacyParser, lambda name: model_folder(spacy_folder(name))), "stanza": (StanzaParser, parser_files)}
 """Kinds of parsers that have a model: how to open one, and which files determine its output."""
 
 _GROUP = 20_000

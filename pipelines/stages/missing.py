@@ -130,15 +130,7 @@ def read_by(
         return made, config
     idf_of_training = trained_idf(model, plan, store)
     masks_made = build_masks(
-        made,
-        dataset,
-        plan,
-        str(folder),
-        config.parser,
-        store,
-        progress,
-        training=False,
-        known_idf=idf_of_training,
+        made, dataset, plan, str(folder), config.parser, store, progress, training=False, known_idf=idf_of_training
     )
     return made, config.model_copy(update={"masks": "".join(masks_made)})
 

@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.lazy import pa, pq
-from pipelines.storage.files import (
-    DigestWriter,
-    Lock,
-    machine_error,
-    machine_errors,
-)
+from pipelines.storage.files import DigestWriter, Lock, machine_error, machine_errors
 from pipelines.storage.manifest import (
     FILE_NAME,
     FORMAT,
@@ -127,8 +122,7 @@ class Artifact:
             if error.errno not in _WRONG_PATH:
                 raise machine_error(f"cannot read {self.path / name}", error) from error
             raise ArtifactDamaged(
-                f"{self.path / name}: {os.strerror(error.errno or 0)}",
-                hint="rerun the stage that made it with --force",
+                f"{self.path / name}: {os.strerror(error.errno or 0)}", hint="rerun the stage that made it with --force"
             ) from error
         finally:
             os.close(folder)

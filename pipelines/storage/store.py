@@ -22,14 +22,7 @@ from typing import Any
 from guidance.errors import InputError, MachineError, did_you_mean
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact, Builder
-from pipelines.storage.files import (
-    Lock,
-    machine_errors,
-    publish_directory,
-    remove_tree,
-    sync_directory,
-    write_file,
-)
+from pipelines.storage.files import Lock, machine_errors, publish_directory, remove_tree, sync_directory, write_file
 from pipelines.storage.manifest import (
     ID,
     ID_LENGTH,

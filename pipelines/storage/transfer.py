@@ -9,12 +9,7 @@ from guidance.errors import InputError
 from pipelines.progress import Progress
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, new_folder, publish_directory
-from pipelines.storage.manifest import (
-    MANIFEST,
-    MANIFEST_LIMIT,
-    ArtifactDamaged,
-    parse_manifest,
-)
+from pipelines.storage.manifest import MANIFEST, MANIFEST_LIMIT, ArtifactDamaged, parse_manifest
 from pipelines.storage.store import Store
 
 BLOCK = 1 << 20

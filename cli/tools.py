@@ -37,10 +37,10 @@ def convert_command(
     from pipelines.tools.convert import convert
 
     done = convert(folder, out)
-    session.tell(f"done: {done.tensors:,} tensors, {done.numbers:,} numbers")
+    session.tell(f"done: {done['tensors']:,} tensors, {done['numbers']:,} numbers")
     if corpus := newest("corpus", session.store):  # sequences for a model are made with its tokenizer
-        session.suggest(f"guide build-sequences {corpus} {shlex.quote(os.fspath(done.path))}")
-    session.answer({"path": os.fspath(done.path), "tensors": done.tensors, "numbers": done.numbers}, [done.path])
+        session.suggest(f"guide build-sequences {corpus} {shlex.quote(os.fspath(out))}")
+    session.answer({"path": os.fspath(out), **done}, [out])
 
 
 @command(

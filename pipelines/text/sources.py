@@ -29,19 +29,20 @@ class Sources:
     """The files that the arguments name.
 
     Attributes:
-        paths: files in reading order.
-        names: their names in the corpus: relative to the given folder, else the last part of the path; all differ.
+        by_name: files in reading order, by their names in the corpus: relative to the given folder, else the last part of the
+            path.
         digests: sha256 by path, for files where it is already known (standard input).
         builtin: whether ``builtin:python-docs`` was given.
         skipped: number of files left out: hidden, of unknown format, or the same file again.
     """
 
-    paths: list[Path] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
     by_name: dict[str, Path] = field(default_factory=dict)
     digests: dict[Path, str] = field(default_factory=dict)
     builtin: bool = False
     skipped: int = 0
+
+    paths = property(lambda self: list[Path](self.by_name.values()))
+    names = property(lambda self: list[str](self.by_name))
 
     def files(self, source: str | None, license: str | None) -> Files:
         """The files as an input of a stage, with their digests and where they come from (by default their names)."""
@@ -126,8 +127,6 @@ def _add(sources: Sources, path: Path, inside: Path, seen: set[tuple[int, int]])
             f"{str(path)!r} and {str(other)!r} would both be document {name!r}",
             hint="give a folder that contains both; ids are then paths inside it",
         )
-    sources.paths.append(path)
-    sources.names.append(name)
 
 
 def _walk(
@@ -192,6 +191,5 @@ def _add_stdin(sources: Sources, stdin: BinaryIO | None, stack: contextlib.ExitS
             copy.write(data)
         copy.flush()
     path = Path(copy.name)
-    sources.paths.append(path)
-    sources.names.append(STDIN)
+    sources.by_name[STDIN] = path
     sources.digests[path] = sha256.hexdigest()

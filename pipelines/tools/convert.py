@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +29,10 @@ COPIED = (
 """Files to copy: configuration, tokenizer, model card and licence, but never code."""
 
 
-@dataclass(frozen=True)
-class Converted:
-    """A converted model folder: where it is, and how many tensors and numbers it holds."""
-
-    path: Path
-    tensors: int
-    numbers: int
-
-
-def convert(folder: Path, out: Path) -> Converted:
-    """Copy a model folder, with its weights as safetensors.  Raises InputError if ``folder`` has no pickled PyTorch
-    weights, or they contain more than tensors, or ``out`` exists, and MachineError if ``out`` cannot be written."""
+def convert(folder: Path, out: Path) -> dict[str, int]:
+    """Copy a model folder, with its weights as safetensors; returns how many ``tensors`` and ``numbers`` these are.  Raises
+    InputError if ``folder`` has no pickled PyTorch weights, or they contain more than tensors, or ``out`` exists, and
+    MachineError if ``out`` cannot be written."""
     check_working_folder()
     from guidance.checkpoint import read_config
 
@@ -55,7 +46,7 @@ def convert(folder: Path, out: Path) -> Converted:
         for name in COPIED:
             if (folder / name).is_file():
                 write_file(temporary / name, (folder / name).read_bytes())
-    return Converted(out, **written)
+    return written
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -89,11 +89,8 @@ class Page(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands: all of them, listed under headings, or a family, which shares a first word.
-
-    Attributes:
-        group: of a family, the heading under which `guide --help` lists it.
-    """
+    """A group of commands: all of them, listed under headings, or a family, which shares a first word, and is listed under
+    the heading ``group`` itself."""
 
     group = ""
 

@@ -106,11 +106,8 @@ def metric_lines(counts: Mapping[str, Any]) -> list[str]:
 
 
 def class_lines(classes: Mapping[str, Any], counted: str) -> list[str]:
-    """Precision, recall and F1 of each class as the lines of a table; empty if there are none, or too many to read.
-
-    Args:
-        counted: what the numbers of a class count, such as examples.
-    """
+    """Precision, recall and F1 of each class as the lines of a table, and how many of what is ``counted``, such as examples;
+    empty if there are no classes, or too many to read."""
     if not 0 < len(classes) <= MOST_CLASSES:
         return []
     rows = []

@@ -72,12 +72,8 @@ def speaks_unicode() -> bool:
 
 
 def check_output_path(path: Path | None, flag: str, *endings: str) -> None:
-    """Check before the work that a file can be written to ``path``, if one was given.  Raises InputError if the ending is
-    wrong, the parent folder does not exist, or the path is a folder.
-
-    Args:
-        endings: the allowed endings of its name, with their dots; without any, all are allowed.
-    """
+    """Check before the work that a file can be written to ``path``, if one was given; ``endings`` are those that its name may
+    have, by default all.  Raises InputError if the ending is wrong, the parent folder does not exist, or the path is a folder."""
     if path is None:
         return
     if endings and path.suffix.lower() not in endings:

@@ -154,11 +154,8 @@ class Take:
         opening.inputs[role] = self.open(reference, opening)
 
     def open(self, reference: Any, opening: Opening[Any]) -> Input:
-        """Find and check one input.  Raises InputError if there is no such input, or it is of the wrong kind.
-
-        Args:
-            reference: how the caller named it, or several if it takes many.
-        """
+        """Find and check one input, or several if it takes many.  Raises InputError if there is no such input, or it is of
+        the wrong kind."""
         raise NotImplementedError
 
 

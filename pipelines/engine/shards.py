@@ -324,12 +324,10 @@ def evenly(tables: Iterable[Any], rows: int) -> Iterator[Any]:
 
 
 def regrouped(tables: Iterable[tuple[Any, Sequence[Any]]], limits: Sequence[int]) -> Iterator[Any]:
-    """Regroup rows into tables, each of which ends with the row at which a sum of weights has reached its limit.
+    """Regroup rows into tables, each of which ends with the row at which a sum of weights has reached its limit.  Every table
+    is given with the weights of its rows, an array for each limit.
 
     Row groups, and so the bytes of the file, do not depend on how the rows arrived.
-
-    Args:
-        tables: each with the weights of its rows, an array for each limit.
     """
     held, sums = list[Any](), np.zeros(len(limits))
     for table, weights in tables:
@@ -358,14 +356,11 @@ def run_sharded(
     store: Store,
     **options: Unpack[Options],
 ) -> Result | None:
-    """Run a stage that maps over shards.  With ``--shard i/n`` process only some of them and return None.
+    """Run a stage that maps over shards.  With ``--shard i/n`` process only some of them, see `Share`, and return None.
 
     Runs with ``--shard`` work side by side.  The run that merges waits until they have ended and processes what is then
-    missing.  Inputs are verified by the run that merges; a run with ``--shard`` reads only part of them, and relies on
-    page checksums.
-
-    Args:
-        share: processes the shards that ``--shard`` selects, and raises `ShareDone`.
+    missing.  Inputs are verified by the run that merges; a run with ``--shard`` reads only part of them, and relies on page
+    checksums.
     """
     recipe = recipe_of(stage, config, inputs)
     partial, force = store.partial(stage.kind, recipe), options.get("force", False)

@@ -56,11 +56,7 @@ class OfSums:
 
 @dataclass(frozen=True)
 class ShareRight:
-    """The share of the answers that are right.
-
-    Attributes:
-        right: whether each answer is right, (examples,).
-    """
+    """The share of the answers that are right; ``right`` says so of each answer, (examples,)."""
 
     right: np.ndarray
 
@@ -90,11 +86,7 @@ def of_agreements(agreements: Sequence[Agreement]) -> dict[str, OfSums]:
 
 
 def compare_statistics(pairs: Mapping[str, tuple[Statistic, Statistic]], size: int) -> list[Compared]:
-    """Metrics of two systems on the same examples, by name.
-
-    Args:
-        size: how many examples there are.
-    """
+    """Metrics of two systems on the same ``size`` examples, by name."""
     everything, compared = np.arange(size), []
     for name, (one, other) in pairs.items():
         if isinstance(one, ShareRight) and isinstance(other, ShareRight):

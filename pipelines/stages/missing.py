@@ -59,11 +59,7 @@ def build_sequences(
 
 
 def check_parser(plan: Plan, source: str, parser: str, *, training: bool = True) -> None:
-    """Raises PlanError when a plan reads syntax, and there is no parser.
-
-    Args:
-        source: names the plan in the message.
-    """
+    """Raises PlanError when a plan reads syntax, and there is no parser; ``source`` names the plan in the message."""
     syntax = [need for need in features(plan, training=training) if need in SYNTAX]
     if syntax and not parser:
         raise PlanError(
@@ -190,12 +186,8 @@ USUAL_LENGTH = 128
 
 
 def longest(model: str, given: int, store: Store) -> int:
-    """How many tokens the sequences of a model may have: ``given``, or as many as it was trained with, if that is known.
-    Otherwise 128, or what the model can read at most.
-
-    Args:
-        model: a reference, or a model folder; ``given``: 0 if the user gave none.
-    """
+    """How many tokens the sequences of a model, given as a reference or a folder, may have: ``given``, unless it is 0, or as
+    many as it was trained with, if that is known.  Otherwise 128, or what the model can read at most."""
     if given:
         return given
     folder, origin = Path(model), ""

@@ -123,12 +123,9 @@ class Member:
 
 
 def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
-    """Train all runs, choose, and test.  With ``--shard`` only some runs are trained, and the result is None.  Raises
-    InputError if a value of the grid is not possible; or the settings cannot be compared, for want of validation examples.
-
-    Args:
-        data: reference of a dataset.
-    """
+    """Train all runs on a dataset, choose, and test.  With ``--shard`` only some runs are trained, and the result is None.
+    Raises InputError if a value of the grid is not possible, or the settings cannot be compared, for want of validation
+    examples."""
     check_working_folder()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("a search trains one run after the other", hint="start one process for each --shard i/n")
@@ -328,11 +325,7 @@ def run_schema(metrics: Sequence[str] = ()) -> Any:
 
 
 def build(run: Run, members: Sequence[Member] = (), chosen: Sequence[Member] = (), task: str = "") -> None:
-    """Write the tables of a search.
-
-    Args:
-        members: all runs; ``chosen``: those that were tested.
-    """
+    """Write the tables of a search: of all runs, among which are the ``chosen`` ones that were tested."""
     names = list(dict.fromkeys(name for member in chosen for name in member.metrics))
     schema = run_schema(names)
     rows = [

@@ -101,11 +101,8 @@ class Counted:
 
 
 def masked_rows(data: Artifact, tokenizer: Any, masker: Masker, config: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The masked sequences of a split, or its pairs of texts, as a validation masks them.
-
-    Args:
-        config: the `pipelines.stages.floors.Config`.
-    """
+    """The masked sequences of a split, or its pairs of texts, as a validation masks them, for a
+    `pipelines.stages.floors.Config`."""
     from pipelines.training.batches import Examples
     from pipelines.training.learners.guided import VALID_EPOCH
     from pipelines.training.learners.next_sentence import read_documents, spread

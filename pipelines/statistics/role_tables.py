@@ -192,11 +192,8 @@ def _block_rows(blocks: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _split(blocks: list[Any], parsed: Any, wanted: TextRange) -> dict[str, Any]:
-    """The words of text without trees, split by `word_spans`.
-
-    Args:
-        parsed: (document, sentence) of sentences to leave out, since they have trees; None to take all blocks.
-    """
+    """The words of text without trees, split by `word_spans`: of all blocks, or without the ``parsed`` sentences, (document,
+    sentence), since they have trees."""
     document: list[int] = []
     spans: list[tuple[int, int]] = []
     forms: list[str] = []

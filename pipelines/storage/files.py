@@ -255,11 +255,7 @@ class Lock:
         return True
 
     def note(self, holder: str, *, alone: bool = False) -> None:
-        """Write into the locked file who holds it, for processes that wait.
-
-        Args:
-            alone: remove what others wrote.
-        """
+        """Write into the locked file who holds it, for processes that wait; ``alone`` removes what others wrote."""
         with contextlib.suppress(OSError):
             if alone:
                 os.ftruncate(self.fd, 0)

@@ -76,13 +76,9 @@ class Store:
     # building
 
     def existing(self, kind: str, recipe: str, *, verify: bool = True, otherwise: str = "building") -> Artifact | None:
-        """The artifact of a recipe, if it exists and is valid.  Raises InputError if its path holds something else, which
-        not even ``--force`` may replace, and ArtifactMisplaced if the folder holds another artifact, which is not to be
-        lost.
-
-        Args:
-            verify: check its files; otherwise: what is done again if it is damaged, for the warning.
-        """
+        """The artifact of a recipe, if it exists and is valid, for which ``verify`` checks its files; if it is damaged, a warning
+        says so, and what is done again ``otherwise``.  Raises InputError if its path holds something else, which not even ``--force`` may replace, and
+        ArtifactMisplaced if the folder holds another artifact, which is not to be lost."""
         path = self.folder(kind, recipe)
         try:
             artifact = self.open(path)
@@ -405,12 +401,8 @@ class Store:
             file.unlink(missing_ok=True)
 
     def find_unfinished(self, kind: str | None, reference: str) -> Path | None:
-        """The folder of unfinished work with this ``kind/id``, id prefix or name; None if there is none.  Raises
-        ArtifactAmbiguous if more than one matches.
-
-        Args:
-            kind: look only for work of this kind.
-        """
+        """The folder of unfinished work, perhaps only of a kind, with this ``kind/id``, id prefix or name; None if there is
+        none.  Raises ArtifactAmbiguous if more than one matches."""
         given, _, rest = reference.rpartition("/")
         folders = [f for f in self.unfinished() if kind in (None, f.parent.name) and given in ("", f.parent.name)]
         fitting = [] if given else [folder for folder in folders if self.unfinished_name(folder) == rest]

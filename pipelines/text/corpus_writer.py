@@ -253,11 +253,8 @@ def stretches(documents: Sequence[tuple[str, int]], valid: float, test: float) -
 
 
 class _Stretches:
-    """The stretches of few documents; see `stretches`.
-
-    Attributes:
-        blocks, characters: how many each document has, once its blocks are cut.
-    """
+    """The stretches of few documents, see `stretches`; ``blocks`` and ``characters``: how many each document has, once its
+    blocks are cut."""
 
     def __init__(self, documents: Sequence[tuple[str, int]], valid: float, test: float) -> None:
         self._size, splits = stretches(documents, valid, test)

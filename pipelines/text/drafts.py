@@ -51,11 +51,8 @@ _SCHEMA = pa.schema(
 
 
 class DraftWriter:
-    """Takes documents one by one and writes a draft to a ``ParquetWriter``.  Memory is bounded by a row group.
-
-    Attributes:
-        line_files: names of the files that turned out to have one sentence a line.
-    """
+    """Takes documents one by one and writes a draft to a ``ParquetWriter``; ``line_files`` are the names of the files that
+    turned out to have one sentence a line.  Memory is bounded by a row group."""
 
     def __init__(self, file: Any, split_sentences: Splitter, notes: Notes) -> None:
         self.line_files: list[str] = []

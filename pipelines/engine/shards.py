@@ -110,18 +110,25 @@ def _rows(file: Any, piece: tuple[int, int, int], columns: Sequence[str]) -> Any
     return file.read_row_group(group, columns=list(columns)).slice(start, stop - start)
 
 
-def shards_of(corpus: Artifact, size: int) -> list[Shard]:
-    """Cut a corpus into shards of about ``size`` characters, in text order."""
-    path = corpus.path.absolute() / BLOCKS
-    with corpus.open(BLOCKS) as file:
+def text_size(group: Any) -> int:
+    """The bytes of text in a row group of blocks, about as many as characters."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    return next(int(column.total_uncompressed_size) for column in columns if column.path_in_schema == "text")
+
+
+def shards_of(
+    artifact: Artifact, size: int, name: str = BLOCKS, weigh: Callable[[Any], float] = text_size
+) -> list[Shard]:
+    """Cut a table into shards of about ``size`` characters, in text order; ``weigh`` says how many a row group has."""
+    path = artifact.path.absolute() / name
+    with artifact.open(name) as file:
         metadata = open_parquet(file).metadata
-    text_column = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index("text")
     shards: list[Shard] = []
     held: list[tuple[int, int, int]] = []
-    characters = 0
+    characters = 0.0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        rows, weight = group.num_rows, group.column(text_column).total_uncompressed_size
+        rows, weight = group.num_rows, weigh(group)
         parts = max(1, min(rows, round(weight / size)))
         bounds = [rows * part // parts for part in range(parts + 1)]
         for start, stop in itertools.pairwise(bounds):

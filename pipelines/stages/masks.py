@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 from guidance.errors import InputError, counted
 from pipelines.engine import executor
 from pipelines.engine.declaration import Command, Opening, Stage, Stored, Table, names
-from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file, regrouped
+from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file, regrouped, shards_of
 from pipelines.engine.stage import Result, Run, Work, internal, require
 from pipelines.inputs import Sequences
 from pipelines.lazy import np, pa
@@ -131,7 +130,8 @@ def _partials(work: Work[Config]) -> dict[str, list[Path]]:
     for split in SPLITS:
         name = f"{split}.parquet"
         if data.files.get(name, {}).get("rows"):
-            shards = _shards(data, name, config.shard_size)
+            # four characters for a token
+            shards = shards_of(data, config.shard_size, name, lambda group: 4 * group.column(0).num_values)
             try:
                 partials[split] = map_shards(_work, shards, settings, work.partial / split, config, work.progress)
             except ShareDone:
@@ -139,20 +139,6 @@ def _partials(work: Work[Config]) -> dict[str, list[Path]]:
     if is_share:
         raise ShareDone
     return partials
-
-
-def _shards(data: Artifact, name: str, size: int) -> list[Shard]:
-    """The rows of a file of sequences in shards of about ``size`` characters, assuming four characters per token."""
-    with data.open(name) as file:
-        metadata = open_parquet(file).metadata
-    shards = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        parts = max(1, min(group.num_rows, round(4 * group.column(0).num_values / size)))
-        bounds = [group.num_rows * part // parts for part in range(parts + 1)]
-        pairs = itertools.pairwise(bounds)
-        shards += [Shard(str(data.path.absolute() / name), ((number, start, stop),)) for start, stop in pairs]
-    return shards
 
 
 def _work(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:

@@ -186,12 +186,11 @@ def table_documents(
     if top is None:
         return
     header = top[1]
-    if fields.text not in header:
-        following = next(rows, (0, header))[1]
-        lengths = dict(zip(header, map(len, following), strict=False))
+    likeliest = header
+    if fields.text not in header:  # which is an error
+        lengths = dict(zip(header, map(len, next(rows, (0, header))[1]), strict=False))
         likeliest = sorted(header, key=lambda column: -lengths.get(column, 0))
-        _columns(header, fields, f"{name!r}, line {top[0]}", likeliest)
-    text_at, id_at = _columns(header, fields, f"{name!r}, line {top[0]}", header)
+    text_at, id_at = _columns(header, fields, f"{name!r}, line {top[0]}", likeliest)
     for number, row in rows:
         if len(row) != len(header):
             hint = "if quotes are plain letters here: --no-quoting" if quoting else "if the file uses quotes: --quoting"

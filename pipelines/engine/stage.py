@@ -9,10 +9,10 @@ import os
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,10 +32,16 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
+    later: ClassVar[Set[str]] = frozenset()
+    """Settings that stand in a recipe only where they are not the default, because recipes were made before them."""
+
     def recipe(self) -> dict[str, Any]:
         """The settings that determine the result, without the fields made by `knob`."""
-        fields = type(self).model_fields
-        return {key: value for key, value in self.model_dump(mode="json").items() if not is_knob(fields[key])}
+        fields, settings = type(self).model_fields, self.model_dump(mode="json")
+        counted = {name: value for name, value in settings.items() if not is_knob(fields[name])}
+        return {
+            name: value for name, value in counted.items() if name not in self.later or value != fields[name].default
+        }
 
 
 def knob(default: Any, description: str, **rules: Any) -> Any:

@@ -36,13 +36,6 @@ from pipelines.training.labels import is_fraction
 MOST_LABELS = 100
 """With more distinct labels, they are taken for numbers to predict, not classes: counted, but not listed."""
 
-_LATER = {
-    "choices_column",
-    "question_column",
-    *("summary_column", "sections_column", "separator", "summary_sentences", "min_summary_words", "drop_shared"),
-}
-"""Settings that stand in a recipe only where they are not the default, because recipes were made before them."""
-
 _GENERAL = ("json", "lines")
 """Layouts that are not those of a data set."""
 
@@ -54,6 +47,13 @@ else:
 
 class Config(Layout):
     """Where to find the parts of a task's examples."""
+
+    later = frozenset(
+        [
+            *("choices_column", "question_column", "summary_column", "sections_column"),
+            *("separator", "summary_sentences", "min_summary_words", "drop_shared"),
+        ]
+    )
 
     format: FormatName | None = Field(
         None,
@@ -75,11 +75,6 @@ class Config(Layout):
     )
     license: str | None = Field(None, description="Licence of the text, recorded in everything built from it.")
     source: str | None = Field(None, description="Origin of the text, recorded in everything built from it.")
-
-    def recipe(self) -> dict[str, Any]:
-        """The settings that decide the result; those added later count where they are not the default."""
-        fields, settings = type(self).model_fields, super().recipe()
-        return {name: value for name, value in settings.items() if name not in _LATER or value != fields[name].default}
 
     @model_validator(mode="after")
     def _check(self) -> Config:

@@ -64,15 +64,11 @@ class Config(EvaluationConfig, SharedConfig):
     if TYPE_CHECKING:
         floors: bool = True
 
-    def recipe(self) -> dict[str, Any]:
-        """The settings that decide the result; what was added to the first ones counts where it is not the default."""
-        fields = type(self).model_fields
-        settings = super().recipe()
-        return {name: value for name, value in settings.items() if name in _FIRST or value != fields[name].default}
-
 
 _FIRST = {"split", "weights", "limit", "beams", "length_penalty", "max_length", "bleu_tokenizer"}
 """Settings that stand in all recipes, because recipes have always had them."""
+
+Config.later = Config.model_fields.keys() - _FIRST
 
 
 class Examples(Reading):

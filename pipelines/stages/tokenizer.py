@@ -34,6 +34,8 @@ NUMBER = r"(?<![\w.])[-+]?[0-9]+([.,][0-9]+)*(?![\w])"
 class Config(stage.Config):
     """The kind and size of the tokenizer."""
 
+    later = frozenset({"numbers"})
+
     kind: Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word"] = Field(
         "byte-bpe",
         description="Kind of tokenizer: byte-level BPE (RoBERTa), BPE, WordPiece (BERT), Unigram, or whole words.",
@@ -52,10 +54,6 @@ class Config(stage.Config):
     column: Literal["both", "text", "pair"] = Field(
         "both", description="Text to train on, for examples with two texts."
     )
-
-    def recipe(self) -> dict[str, Any]:
-        """The settings that decide the result; ``numbers`` came later, so it counts where it is not the default."""
-        return {name: value for name, value in super().recipe().items() if name != "numbers" or value}
 
     @model_validator(mode="after")
     def _check(self) -> Config:

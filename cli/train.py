@@ -15,8 +15,6 @@ from cli.usual_names import usual
 from pipelines import quickstart
 from pipelines.engine.stage import Result
 from pipelines.stages import finetune, search
-from pipelines.storage.artifacts import Artifact
-from pipelines.storage.store import Store
 from pipelines.training.topics import FINETUNE_TOPICS
 
 SEARCH_TOPICS = {
@@ -26,11 +24,6 @@ SEARCH_TOPICS = {
         for heading, names in FINETUNE_TOPICS.items()
     },
 }
-
-
-def after_search(made: Artifact, store: Store) -> tuple[str, ...]:
-    """The command to suggest after `search`: look at all runs."""
-    return ("guide show {}",)
 
 
 @stage_command(
@@ -45,7 +38,7 @@ def after_search(made: Artifact, store: Store) -> tuple[str, ...]:
         "guide search reviews --init my-model --seeds 5 --shard 2/8   # one of 8 jobs; afterwards, without --shard, it goes on",
         "guide compare plain-folds asa-folds",
     ],
-    next_command=after_search,
+    next_command="guide show {}",
 )
 def search_command(
     session: Session,

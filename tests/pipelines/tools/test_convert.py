@@ -52,13 +52,14 @@ def pickled(folder: Path, model: PreTrainedModel, files: int = 1) -> Path:
 @pytest.mark.parametrize(("family", "files"), [("bert", 1), ("roberta", 3)])
 def test_a_converted_model_computes_the_same(family: str, files: int, tmp_path: Path) -> None:
     model = tiny_model(family)
-    done = convert(pickled(tmp_path / "old", model, files), tmp_path / "new")
-    assert {path.name for path in done.path.iterdir()} == {"config.json", "vocab.txt", "model.safetensors"}
-    opened = load_model(done.path, AutoModelForMaskedLM)
+    new = tmp_path / "new"
+    done = convert(pickled(tmp_path / "old", model, files), new)
+    assert {path.name for path in new.iterdir()} == {"config.json", "vocab.txt", "model.safetensors"}
+    opened = load_model(new, AutoModelForMaskedLM)
     assert torch.equal(opened.eval()(**batch()).logits, model(**batch()).logits)
-    assert done.tensors == len(model.state_dict())
-    assert done.numbers == sum(tensor.numel() for tensor in model.state_dict().values())
-    assert stat.S_IMODE(done.path.stat().st_mode) == stat.S_IMODE((tmp_path / "old").stat().st_mode)
+    numbers = sum(tensor.numel() for tensor in model.state_dict().values())
+    assert done == {"tensors": len(model.state_dict()), "numbers": numbers}
+    assert stat.S_IMODE(new.stat().st_mode) == stat.S_IMODE((tmp_path / "old").stat().st_mode)
 
 
 def test_the_refusal_of_a_pickle_names_the_command_that_converts_it(tmp_path: Path, guide: Callable[..., Any]) -> None:

@@ -255,6 +255,7 @@ function connect() {
     await refresh();
     await show();
   });
+  window.addEventListener("afterprint", () => $("print").removeAttribute("src"));
   window.addEventListener("resize", () => { fit(); show(); });
   if (isSaved) {
     for (const hidden of document.querySelectorAll("#accept-form, #mark")) {

@@ -8,32 +8,37 @@ const INK = "#1d2129";
 const MARGIN = 14;
 const TITLE = 22;
 const CAPTION = 15; // pixels of a line below the figure
+const WIDEST_FIGURE = 1500; // pixels of panels side by side
 const PNG_SCALE = 3;
 const PNG_MOST = 12000; // pixels of a side
 
-// A figure of panels side by side, each {title, width, height, draw(pen, ink), scale: of its colour bar, or null}.
+// A figure of panels, side by side as long as they fit, each {title, width, height, draw(pen, ink), scale: of its colour bar, or null}.
 export function compose(panels, caption) {
   const pen = new Vector();
   const label = (text, x, y, size = 12) => {
     Object.assign(pen, { font: `${size}px system-ui, sans-serif`, textAlign: "left", textBaseline: "middle", fillStyle: INK });
     pen.fillText(text, x, y);
   };
-  let left = MARGIN;
-  const tallest = Math.max(...panels.map(({ height }) => height));
+  let [left, top, down, whole] = [MARGIN, MARGIN, MARGIN, 420];
   for (const { title, width, height, draw, scale } of panels) {
-    label([title, scale && "query ↓  key →"].filter(Boolean).join("   "), left, MARGIN + 6, 13);
+    const room = Math.max(width, scale ? 250 : 0);
+    if (left > MARGIN && left + room > WIDEST_FIGURE) {
+      [left, top] = [MARGIN, down];
+    }
+    label([title, scale && "query ↓  key →"].filter(Boolean).join("   "), left, top + 6, 13);
     pen.save();
-    pen.translate(left, MARGIN + TITLE);
+    pen.translate(left, top + TITLE);
     draw(pen, INK);
     pen.restore();
+    const below = top + TITLE + height + 12;
     if (scale) {
-      const bar = drawBar(pen, scale, left + 10, MARGIN + TITLE + height + 12, INK);
-      label("%", left + bar.width + 26, MARGIN + TITLE + height + 12 + bar.height - 8, 11);
+      const bar = drawBar(pen, scale, left + 10, below, INK);
+      label("%", left + bar.width + 26, below + bar.height - 8, 11);
     }
-    left += Math.max(width, scale ? 250 : 0) + 2 * MARGIN;
+    down = Math.max(down, below + (scale ? 42 : 8));
+    left += room + 2 * MARGIN;
+    whole = Math.max(whole, left - MARGIN);
   }
-  const whole = Math.max(left - MARGIN, 420);
-  let down = MARGIN + TITLE + tallest + (panels.some(({ scale }) => scale) ? 52 : 18);
   for (const line of wrapped(caption, Math.floor((whole - 2 * MARGIN) / 6.1))) {
     label(line, MARGIN, down, 11.5);
     down += CAPTION;

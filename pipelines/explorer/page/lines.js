@@ -10,7 +10,7 @@ const WIDEST = 7; // pixels of a line for all the attention of a query
 const LEAST = 0.005; // less attention has no line
 const ON_PATTERN = "#D55E00";
 const OFF_PATTERN = "#7D8CA0";
-const NO_PATTERN = "#0072B2";
+const NO_PATTERN = "#1F83C4";
 
 function shape(name, attributes, ...children) {
   const made = document.createElementNS(SPACE, name);

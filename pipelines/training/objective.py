@@ -6,14 +6,15 @@ pydantic.  What needs torch is imported inside their methods.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from guidance.errors import InputError
+from guidance.errors import InputError, PlanError
 from pipelines.engine.stage import Config
-from pipelines.training.plan_checks import refuse_guides
+from pipelines.training.plan_checks import check_generator_guides
+from pipelines.training.settings import Filling
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,7 @@ class Card:
     folders: Mapping[str, str] = field(default_factory=dict)
 
 
-class Objective(ABC):
+class Objective:
     """An objective of ``guide pretrain``.  The class itself holds what is known about it; pre-training makes no instances.
 
     Attributes:
@@ -58,7 +59,10 @@ class Objective(ABC):
         examples: command lines for the help.
         columns: further columns of the sequences that the learner reads, besides the ids.
         trains_generator: whether a generator learns beside the model with any plan.
+        learner: the function ``prepare(setup, objective)`` that makes the learner of a run, as ``module:name``.
         measured_as: what ``metrics.json`` of an evaluation calls the task of the model; empty if there is no evaluation.
+        head: the name of the model class that the evaluation is for, or its end.
+        evaluation: the function ``evaluate(run, folder, model, handle)``, as ``module:name``.
         evaluation_settings: groups of settings of the evaluation; every field becomes a flag of ``guide evaluate``.
         needs_corpus: whether the evaluation reads the text of the sequences, so that their corpus must be in the store.
         floors: how the sequences are laid out for the n-gram floors beside the metrics, a ``layout`` of
@@ -79,19 +83,23 @@ class Objective(ABC):
     examples: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[tuple[str, ...]] = ()
     trains_generator: ClassVar[bool] = False
+    learner: ClassVar[str]
     measured_as: ClassVar[str] = ""
+    head: ClassVar[str] = ""
+    evaluation: ClassVar[str] = ""
     evaluation_settings: ClassVar[tuple[type[Config], ...]] = ()
     needs_corpus: ClassVar[bool] = False
     floors: ClassVar[str] = ""
 
     @classmethod
-    @abstractmethod
     def prepare(cls, setup: Setup) -> Learner:
         """The learner of a run.
 
         Raises:
             InputError: data, plan, model and settings do not fit each other.
         """
+        learner: Learner = resolve_name(cls.learner)(setup, cls)
+        return learner
 
     @classmethod
     def check_plan(cls, plan: Plan, config: Any, source: str) -> None:
@@ -101,17 +109,27 @@ class Objective(ABC):
             config: the settings of the run.
             source: where the plan comes from, for messages.
         """
-        refuse_guides(plan, source, cls.refusal)
+        if Filling in cls.settings:
+            check_generator_guides(plan, config, source, always=cls.trains_generator)
+            return
+        for number, guide in enumerate(plan.guides, 1):
+            if reason := cls.refusal(guide):
+                raise PlanError(f"{source}, guide {number} ({guide.label}): {reason}")
 
     @classmethod
     def refusal(cls, guide: Guide) -> str:
-        """Why a guide cannot work in this objective; empty if it can, as by default every guide."""
+        """Why a guide cannot work in this objective, which has no generator; empty if it can."""
+        training = "fine-tuning" if cls.command == "finetune" else cls.name
+        if guide.part != "model":
+            return f"it is for a {guide.part}, and {training} trains one model"
+        if guide.makes("row_losses"):
+            return f"{guide.mechanism} acts where a generator mis-predicts, and {training} has none"
         return ""
 
     @classmethod
     def measures(cls, config: Any, data: Artifact) -> bool:
         """Whether `evaluate` is for a model with this configuration, on these sequences."""
-        return False
+        return bool(cls.head) and has_head(config, cls.head)
 
     @classmethod
     def opened_as(cls) -> str | None:
@@ -125,7 +143,7 @@ class Objective(ABC):
         Args:
             folder: of the model; ``handle``: of the guides that act in it.
         """
-        raise NotImplementedError(f"{cls.name} has no evaluation")
+        resolve_name(cls.evaluation)(run, folder, model, handle)
 
     @classmethod
     def compare(cls, one: Table, other: Table) -> list[Compared]:

@@ -1,8 +1,7 @@
-"""Which guides cannot work in an objective; what several objectives ask of a plan."""
+"""What objectives with a generator ask of a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from guidance.errors import PlanError
@@ -23,17 +22,6 @@ GENERATOR_CARD = {
 GeneratorKind = Literal["none", "unigram", "transformer"]
 
 
-def refuse_guides(plan: Plan, source: str, refusal: Callable[[Guide], str]) -> None:
-    """Raises PlanError for the first guide that cannot work in an objective.
-
-    Args:
-        refusal: says why a guide cannot work; empty if it can.
-    """
-    for number, guide in enumerate(plan.guides, 1):
-        if reason := refusal(guide):
-            raise PlanError(f"{source}, guide {number} ({guide.label}): {reason}")
-
-
 def generator_kind(plan: Plan, config: Any, *, always: bool = False) -> GeneratorKind:
     """What fills in the masked tokens, with ``--generator auto`` resolved.
 
@@ -49,18 +37,15 @@ def generator_kind(plan: Plan, config: Any, *, always: bool = False) -> Generato
     return "transformer" if needed else "none"
 
 
-def check_generator_guides(
-    plan: Plan, config: Any, source: str, *, always: bool = False, discriminator: bool = False
-) -> None:
+def check_generator_guides(plan: Plan, config: Any, source: str, *, always: bool = False) -> None:
     """Raises PlanError when a guide cannot work with the generator of the run.
 
     Args:
-        always: see `generator_kind`.
-        discriminator: the objective trains a discriminator.
+        always: the objective needs a generator with any plan, and trains a discriminator beside it.
     """
     kind = generator_kind(plan, config, always=always)
     for number, guide in enumerate(plan.guides, 1):
-        if guide.part == "discriminator" and not discriminator:
+        if guide.part == "discriminator" and not always:
             reason, hint = f"is for a discriminator, and {config.objective} trains none", "--objective electra"
         else:
             reason = _refusal(guide, kind)

@@ -5,7 +5,7 @@ As with objectives, what needs torch or numpy is imported inside methods.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,7 +86,7 @@ class Batch:
         return [0, *accumulate(self.sizes[:-1])]
 
 
-class Task(Objective):
+class Task(Objective, ABC):
     """A task of ``guide finetune``: an objective that learns from the labelled examples of a dataset.
 
     The class holds what is known about the task.  An instance is the task with the labels of one model, and says what to make
@@ -140,10 +140,8 @@ class Task(Objective):
 
     @classmethod
     def refusal(cls, guide: Guide) -> str:
-        if guide.part != "model":
-            return f"it is for a {guide.part}, and fine-tuning trains one model"
-        if guide.makes("row_losses"):
-            return f"{guide.mechanism} acts where a generator mis-predicts, and fine-tuning has none"
+        if reason := super().refusal(guide):
+            return reason
         if guide.bound_pattern and {"original", "predicted"} & set(guide.bound_pattern.needs):
             return f"{guide.pattern} reads what a generator predicts, and fine-tuning has none"
         return ""

@@ -18,7 +18,7 @@ from pipelines.training.rows import families, fields, find_rows, one_of, owners
 
 DEFAULT = "mlm"
 
-OBJECTIVES: Mapping[str, type[Objective]] = find_rows(__name__, Path(__file__).parent, Objective)  # type: ignore[type-abstract]
+OBJECTIVES: Mapping[str, type[Objective]] = find_rows(__name__, Path(__file__).parent, Objective)
 """Every objective by its name."""
 
 OWNERS: Mapping[str, tuple[str, ...]] = owners(OBJECTIVES.values())

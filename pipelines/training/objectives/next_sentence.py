@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pipelines.training.objective import Card, Objective, has_head
+from pipelines.training.objective import Card, Objective
 from pipelines.training.settings import MaskedEvaluation, Masking, WordEvaluation
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from guidance.guide import Guide
-    from pipelines.engine.stage import Run
-    from pipelines.storage.artifacts import Artifact
-    from pipelines.training.learner import Learner, Setup
 
 
 class NextSentencePrediction(Objective):
@@ -29,7 +24,10 @@ class NextSentencePrediction(Objective):
     card = Card("masked language model that predicts next sentences", "fill-mask", "AutoModelForPreTraining")
     settings = (Masking,)
     examples = ("guide pretrain wiki-128 --objective mlm+nsp --epochs 40",)
+    learner = "pipelines.training.learners.next_sentence:prepare"
     measured_as = "masked-lm-nsp"
+    head = "BertForPreTraining"
+    evaluation = "pipelines.training.learners.masked_scores:evaluate_pairs"
     evaluation_settings = (MaskedEvaluation, WordEvaluation)
     floors = "pairs"
 
@@ -37,27 +35,9 @@ class NextSentencePrediction(Objective):
     def refusal(cls, guide: Guide) -> str:
         from guidance.patterns.features import Vocabulary
 
-        if guide.part != "model":
-            return f"it is for a {guide.part}, and mlm+nsp trains one model"
-        if guide.makes("row_losses"):
-            return f"{guide.mechanism} acts where a generator mis-predicts, and mlm+nsp has none"
+        if reason := super().refusal(guide):
+            return reason
         known = {*Vocabulary.FEATURES, "segment"}
         if guide.bound_pattern and (unknown := [need for need in guide.bound_pattern.needs if need not in known]):
             return f"it needs {', '.join(unknown)}, which are known for whole sequences and not for the pairs that mlm+nsp makes"
         return ""
-
-    @classmethod
-    def prepare(cls, setup: Setup) -> Learner:
-        from pipelines.training.learners import next_sentence
-
-        return next_sentence.prepare(setup, cls)
-
-    @classmethod
-    def measures(cls, config: Any, data: Artifact) -> bool:
-        return has_head(config, "BertForPreTraining")
-
-    @classmethod
-    def evaluate(cls, run: Run[Any], folder: Path, model: Any, handle: Any) -> None:
-        from pipelines.training.learners.masked_scores import evaluate_pairs
-
-        evaluate_pairs(run, folder, model, handle)

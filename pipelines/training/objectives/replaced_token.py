@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pydantic import Field
 
 from pipelines.engine.stage import Config
-from pipelines.training.objective import Card, Objective, has_head
-from pipelines.training.plan_checks import GENERATOR_CARD, check_generator_guides
+from pipelines.training.objective import Card, Objective
+from pipelines.training.plan_checks import GENERATOR_CARD
 from pipelines.training.settings import Filling, MaskedEvaluation, Masking
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from guidance.plan import Plan
-    from pipelines.engine.stage import Run
-    from pipelines.storage.artifacts import Artifact
-    from pipelines.training.learner import Learner, Setup
 
 
 class Settings(Config):
@@ -44,25 +34,8 @@ class ReplacedTokenDetection(Objective):
         "guide pretrain wiki-512 --objective electra --plan preset:mcmisp --cooccur wiki-pairs --size base --batch-size 256 --steps 1000000 --warmup-steps 10000 --beta2 0.98 --epsilon 1e-6   # as paper C",
         "guide pretrain wiki-128 --objective electra --generator unigram --plan preset:ag --size base",
     )
+    learner = "pipelines.training.learners.replaced_token:prepare"
     measured_as = "replaced-tokens"
+    head = "ElectraForPreTraining"
+    evaluation = "pipelines.training.learners.masked_scores:evaluate_discriminator"
     evaluation_settings = (MaskedEvaluation,)
-
-    @classmethod
-    def check_plan(cls, plan: Plan, config: Any, source: str) -> None:
-        check_generator_guides(plan, config, source, always=True, discriminator=True)
-
-    @classmethod
-    def prepare(cls, setup: Setup) -> Learner:
-        from pipelines.training.learners import replaced_token
-
-        return replaced_token.prepare(setup, cls)
-
-    @classmethod
-    def measures(cls, config: Any, data: Artifact) -> bool:
-        return has_head(config, "ElectraForPreTraining")
-
-    @classmethod
-    def evaluate(cls, run: Run[Any], folder: Path, model: Any, handle: Any) -> None:
-        from pipelines.training.learners.masked_scores import evaluate_discriminator
-
-        evaluate_discriminator(run, folder, model, handle)

@@ -10,13 +10,9 @@ from pipelines.engine.stage import Config
 from pipelines.training.objective import Card, Objective
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from guidance.guide import Guide
-    from pipelines.engine.stage import Run
     from pipelines.metrics.comparison import Compared, Table
     from pipelines.storage.artifacts import Artifact
-    from pipelines.training.learner import Learner, Setup
 
 
 class Settings(Config):
@@ -64,7 +60,9 @@ class Translation(Objective):
         "guide pretrain de-en-pairs --objective translation --plan preset:gaussian --layers 2 --hidden 256 --heads 8 --ffn 512 --batch-tokens 4096",
         "guide pretrain de-en-pairs --objective translation --plan preset:ag-translation-both --layers 6 --hidden 512 --heads 8 --batch-tokens 25000 --steps 50000 --learning-rate 5e-4 --schedule inverse-sqrt --warmup-steps 4000",
     )
+    learner = "pipelines.training.learners.translation:prepare"
     measured_as = "translation"
+    evaluation = "pipelines.training.learners.translation_scores:evaluate"
     evaluation_settings = (EvaluationSettings,)
     needs_corpus = True
 
@@ -72,12 +70,10 @@ class Translation(Objective):
     def refusal(cls, guide: Guide) -> str:
         from guidance.patterns.features import Vocabulary
 
-        if guide.part != "model":
-            return f"it is for a {guide.part}, and translation trains one model"
+        if reason := super().refusal(guide):
+            return reason
         if guide.makes("attack"):
             return f"{guide.mechanism} needs a second pass, which translation does not have"
-        if guide.makes("row_losses"):
-            return f"{guide.mechanism} acts where a generator mis-predicts, and translation has none"
         if guide.attention == "cross" and not guide.makes("target"):
             return (
                 f"only losses work in cross-attention: a {guide.mechanism} there could not act while the model decodes"
@@ -92,20 +88,8 @@ class Translation(Objective):
         return ""
 
     @classmethod
-    def prepare(cls, setup: Setup) -> Learner:
-        from pipelines.training.learners import translation
-
-        return translation.prepare(setup, cls)
-
-    @classmethod
     def measures(cls, config: Any, data: Artifact) -> bool:
         return bool(config.is_encoder_decoder)
-
-    @classmethod
-    def evaluate(cls, run: Run[Any], folder: Path, model: Any, handle: Any) -> None:
-        from pipelines.training.learners.translation_scores import evaluate
-
-        evaluate(run, folder, model, handle)
 
     @classmethod
     def compare(cls, one: Table, other: Table) -> list[Compared]:

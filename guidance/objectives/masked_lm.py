@@ -51,14 +51,14 @@ class Masker:
         return np.where(chosen, seen, ids), np.where(chosen, ids, IGNORED)
 
 
-def masked_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The negative log-likelihood of the chosen tokens in nats, summed: a scalar, 0 with a graph if none is chosen.
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The negative log-likelihood of labels in nats, summed: a scalar, 0 with a graph if there are none.
 
-    For the loss, divide it by the number of chosen tokens of the whole batch, over all processes.
+    For a loss, divide it by the number of labels of the whole batch, over all processes.  It is never in half precision.
 
     Args:
-        logits: (..., V), of all tokens, or only of the chosen ones (`guidance.objectives.selection.logits_at`).
-        labels: (...), `IGNORED` where a token is not predicted.
+        logits: (..., V), of all tokens, or only of chosen ones (`guidance.objectives.selection.logits_at`).
+        labels: (...), `IGNORED` where there is none.
     """
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
     return torch.nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")

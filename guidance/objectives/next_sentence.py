@@ -22,11 +22,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from guidance.objectives.masked_lm import IGNORED
+from guidance.objectives.masked_lm import IGNORED, cross_entropy
 
 Ints = NDArray[np.int64]
 
@@ -216,6 +215,5 @@ def next_sentence_loss(logits_B2: Tensor, labels_B: Tensor) -> tuple[Tensor, Ten
     Args:
         labels_B: `NEXT`, `FOREIGN`, or `IGNORED` without B.
     """
-    logits_B2 = logits_B2.to(torch.promote_types(logits_B2.dtype, torch.float32))
-    loss = torch.nn.functional.cross_entropy(logits_B2, labels_B, ignore_index=IGNORED, reduction="sum")
+    loss = cross_entropy(logits_B2, labels_B)
     return loss, (logits_B2.argmax(-1) == labels_B).sum().to(loss.dtype)

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 24
-"""How many ids are counted at once, to save memory."""
+from guidance.statistics.ngrams import counts_below
 
 
 def uniform_numbers(number: int, *, seed: int, epoch: int, example: int) -> np.ndarray:
@@ -48,10 +47,7 @@ class Unigram:
     @classmethod
     def of(cls, ids: np.ndarray, ordinary: np.ndarray) -> Unigram:
         """Count the ids of a corpus; those that are not ``ordinary`` are left out."""
-        counts = np.zeros(int(ordinary.max()) + 1, np.int64)
-        for start in range(0, len(ids), _BLOCK):
-            block = np.bincount(ids[start : start + _BLOCK], minlength=len(counts))
-            counts += block[: len(counts)]
+        counts = counts_below(int(ordinary.max()) + 1, ids)
         return cls(torch.from_numpy(ordinary), torch.from_numpy(counts[ordinary].cumsum().astype(np.float64)))
 
     def draw(self, uniform_N: Tensor) -> Tensor:
@@ -70,19 +66,8 @@ def _inverse(cumulative: Tensor, uniform_N: Tensor) -> Tensor:
 
 
 def two_classes(logits_N: Tensor) -> Tensor:
-    """The outputs of a discriminator, where above 0 means "replaced", as logits of two classes: (N, 2)."""
-    return torch.stack([torch.zeros_like(logits_N), logits_N], dim=-1)
+    """One logit each, where above 0 means yes ("replaced" of a discriminator), as logits of no and yes: (N, 2).
 
-
-def replaced_token_loss(logits_N2: Tensor, replaced_N: Tensor) -> Tensor:
-    """The sum over tokens of the binary cross-entropy, in nats: a scalar, 0 with a graph where there are none.
-
-    Divide it by the number of tokens of the whole batch, over all processes.  All tokens count, special tokens and tokens
-    that were not masked too (Xing et al. 2020, equations 6 and 7).
-
-    Args:
-        logits_N2: see `two_classes`.
-        replaced_N: int64, 1 where the token is not the original one.
+    Their softmax is the sigmoid of the one logit, and their cross-entropy is the binary one.
     """
-    logits_N2 = logits_N2.to(torch.promote_types(logits_N2.dtype, torch.float32))
-    return torch.nn.functional.cross_entropy(logits_N2, replaced_N, reduction="sum")
+    return torch.stack([torch.zeros_like(logits_N), logits_N], dim=-1)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,13 +218,13 @@ def unigram_nats(counted: Ints, read: Ints, ordinary: Ints) -> float | None:
     nothing to count or to read.
     """
     size = int(ordinary.max(initial=0)) + 1
-    known, wanted = (_counts(ids, size)[ordinary].astype(np.float64) for ids in (counted, read))
+    known, wanted = (counts_below(size, ids)[ordinary].astype(np.float64) for ids in (counted, read))
     if not known.sum() or not wanted.sum():
         return None
     return float(-(wanted @ np.log((known + 1) / (known + 1).sum())) / wanted.sum())
 
 
-def _counts(ids: Ints, size: int) -> Ints:
+def counts_below(size: int, ids: NDArray[Any]) -> Ints:
     """How often each id below ``size`` occurs; in parts, because numpy makes 64-bit copies of what it counts."""
     counts = np.zeros(size, np.int64)
     for start in range(0, len(ids), _PART):

@@ -48,6 +48,10 @@ class Agreement:
         both = self.predicted + self.gold
         return float(2 * self.correct / both) if both else 0.0
 
+    def scores(self) -> dict[str, float]:
+        """All three, by name."""
+        return {"precision": self.precision, "recall": self.recall, "f1": self.f1}
+
 
 def macro_f1(classes: Iterable[Agreement]) -> float:
     """The mean F1 of the classes that occur, as true ones or as predicted ones."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from guidance.checkpoint import find_plan
 from guidance.errors import InputError
-from guidance.objectives.masked_lm import masked_lm_loss
+from guidance.objectives.masked_lm import cross_entropy
 from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
 from guidance.probes.importance import Importance, check_finite, switched_off
@@ -181,7 +181,7 @@ class HeldOut:
             inputs = batch.tensors(self.tokenizer.pad_token_id, device)
             extra = self.handle.at_inference(**inputs.model, **inputs.columns)
             logits_NV = logits_at(self.model, inputs.places_N, **inputs.model, **extra).logits
-            total = masked_lm_loss(logits_NV, inputs.labels_N)
+            total = cross_entropy(logits_NV, inputs.labels_N)
             yield Loss(total, batch.chosen, len(masked))
 
 

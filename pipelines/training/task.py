@@ -6,7 +6,7 @@ As with objectives, what needs torch or numpy is imported inside methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -156,9 +156,9 @@ class Task(Objective, ABC):
         """
 
     @classmethod
-    @abstractmethod
     def of_model(cls, config: Any) -> Self:
-        """The task for the labels of a trained model."""
+        """The task for the labels of a trained model; by default a task without labels of its own."""
+        return cls()
 
     @classmethod
     def prepare(cls, setup: Setup) -> Learner:
@@ -184,9 +184,9 @@ class Task(Objective, ABC):
 
     # its model and its loss
 
-    @abstractmethod
     def fields(self) -> dict[str, Any]:
-        """The fields of the configuration of its model, such as ``num_labels``."""
+        """The fields of the configuration of its model, such as ``num_labels``; by default for the only `output`."""
+        return {"num_labels": 1, "id2label": {0: self.output}, "label2id": {self.output: 0}}
 
     def kept(self, rows: Examples, config: Any) -> np.ndarray | None:
         """Which training examples to use, by number; None for all."""
@@ -202,9 +202,9 @@ class Task(Objective, ABC):
 
     def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
         """The sum of the losses of all outputs: by default the cross-entropy."""
-        from torch.nn import functional
+        from guidance.objectives.masked_lm import cross_entropy
 
-        return functional.cross_entropy(at_least_float32(outputs), targets, ignore_index=UNKNOWN, reduction="sum")
+        return cross_entropy(outputs, targets)
 
     def count(self, batch: Batch) -> float:
         """What `loss` is divided by: how many outputs have a target."""
@@ -289,23 +289,21 @@ class YesNoTask(Task):
         return cls()
 
     @classmethod
-    def of_model(cls, config: Any) -> Self:
-        return cls()
-
-    @classmethod
     @abstractmethod
     def one_answer(cls, answers: set[str]) -> str:
         """What to say if all training examples have the same answer."""
 
-    def fields(self) -> dict[str, Any]:
-        return {"num_labels": 1, "id2label": {0: self.output}, "label2id": {self.output: 0}}
+
+def known(predictions: Iterable[Prediction]) -> tuple[list[str], list[str]]:
+    """The true labels of the examples that have one, and the predicted ones."""
+    pairs = [(p.gold, p.prediction) for p in predictions if p.gold is not None]
+    return [gold for gold, _ in pairs], [predicted for _, predicted in pairs]
 
 
-def two_logits(logits: Tensor) -> Tensor:
-    """(N, 2) logits of no and yes, from the logits (N,) of yes."""
-    import torch
-
-    return torch.stack((torch.zeros_like(logits), logits), -1)
+def highest(scores: Sequence[float], gold: int | str | None) -> int:
+    """The number of the highest score.  Equal scores never count as right: of these it is one that is not the gold label."""
+    tied = [number for number, score in enumerate(scores) if score == max(scores)]
+    return next((number for number in tied if str(number) != str(gold)), tied[0])
 
 
 def scores_of_yes(outputs: Tensor) -> list[float]:

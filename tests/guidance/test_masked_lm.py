@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss, num_chosen
+from guidance.objectives.masked_lm import IGNORED, Masker, cross_entropy, num_chosen
 
 MASK, SPECIAL, VOCABULARY = 4, (0, 1, 2, 3, 4), 50
 MASKER = Masker(MASK, SPECIAL, VOCABULARY)
@@ -81,13 +81,13 @@ def test_the_loss_is_the_sum_over_chosen_tokens_by_hand() -> None:
     """Three tokens of two kinds; logits (0, ln 3) give probabilities 1/4 and 3/4."""
     logits = torch.tensor([[[0.0, math.log(3)]] * 3])
     labels = torch.tensor([[1, IGNORED, 0]])
-    assert masked_lm_loss(logits, labels).item() == pytest.approx(math.log(4 / 3) + math.log(4))
+    assert cross_entropy(logits, labels).item() == pytest.approx(math.log(4 / 3) + math.log(4))
     assert num_chosen([np.array([1, IGNORED, 0]), np.array([IGNORED])]) == 2
 
 
 def test_no_chosen_token_gives_zero_with_a_graph() -> None:
     logits = torch.randn(2, 3, 5, requires_grad=True)
-    loss = masked_lm_loss(logits, torch.full((2, 3), IGNORED))
+    loss = cross_entropy(logits, torch.full((2, 3), IGNORED))
     assert loss.item() == 0
     (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient.shape == logits.shape and not gradient.any()
@@ -96,6 +96,6 @@ def test_no_chosen_token_gives_zero_with_a_graph() -> None:
 def test_half_precision_logits_are_summed_in_single_precision() -> None:
     logits = torch.randn(1, 4, 9).bfloat16()
     labels = torch.tensor([[1, 2, IGNORED, 8]])
-    assert masked_lm_loss(logits, labels).dtype == torch.float32
-    torch.testing.assert_close(masked_lm_loss(logits, labels), masked_lm_loss(logits.float(), labels))
-    assert masked_lm_loss(logits.double(), labels).dtype == torch.float64
+    assert cross_entropy(logits, labels).dtype == torch.float32
+    torch.testing.assert_close(cross_entropy(logits, labels), cross_entropy(logits.float(), labels))
+    assert cross_entropy(logits.double(), labels).dtype == torch.float64

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from guidance.objectives.replaced_token import Unigram, draw, replaced_token_loss, two_classes, uniform_numbers
+from guidance.objectives.masked_lm import cross_entropy
+from guidance.objectives.replaced_token import Unigram, draw, two_classes, uniform_numbers
 from guidance.objectives.selection import put_at
 
 SEEDS = {"seed": 3, "epoch": 5, "example": 17}
@@ -101,22 +102,22 @@ def test_put_at_changes_a_copy() -> None:
 def test_the_loss_is_the_binary_cross_entropy_by_hand() -> None:
     """Numbers 0, ln 3 and -ln 3: replaced with probabilities 1/2, 3/4 and 1/4."""
     logits = two_classes(torch.tensor([0.0, math.log(3), -math.log(3)]))
-    loss = replaced_token_loss(logits, torch.tensor([0, 1, 1]))
+    loss = cross_entropy(logits, torch.tensor([0, 1, 1]))
     assert loss.item() == pytest.approx(math.log(2) + math.log(4 / 3) + math.log(4))
     numbers = torch.randn(50, dtype=torch.float64)
     labels = torch.arange(50) % 3 // 2
     torch.testing.assert_close(
-        replaced_token_loss(two_classes(numbers), labels),
+        cross_entropy(two_classes(numbers), labels),
         torch.nn.functional.binary_cross_entropy_with_logits(numbers, labels.double(), reduction="sum"),
     )
 
 
 def test_no_token_gives_zero_with_a_graph() -> None:
     numbers = torch.randn(0, requires_grad=True)
-    loss = replaced_token_loss(two_classes(numbers), torch.zeros(0, dtype=torch.int64))
+    loss = cross_entropy(two_classes(numbers), torch.zeros(0, dtype=torch.int64))
     assert loss.item() == 0 and loss.requires_grad
 
 
 def test_half_precision_is_summed_in_single_precision() -> None:
     logits = two_classes(torch.randn(5).bfloat16())
-    assert replaced_token_loss(logits, torch.zeros(5, dtype=torch.int64)).dtype == torch.float32
+    assert cross_entropy(logits, torch.zeros(5, dtype=torch.int64)).dtype == torch.float32

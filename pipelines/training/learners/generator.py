@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from guidance.batch import BatchGuidance
 from guidance.checkpoint import CONFIG_FILE, load_model
 from guidance.errors import InputError
-from guidance.objectives.masked_lm import Masker, masked_lm_loss
+from guidance.objectives.masked_lm import Masker, cross_entropy
 from guidance.objectives.replaced_token import draw
 from guidance.objectives.selection import logits_at, put_at
 from pipelines.storage.artifacts import Artifact
@@ -188,7 +188,7 @@ class Generator:
         drawn_N = draw(logits_NV, batch.uniform_N.to(device), self.ordinary_W.to(device))
         batch.fill(drawn_N)
         values = (
-            masked_lm_loss(logits_NV, labels_N),
+            cross_entropy(logits_NV, labels_N),
             (logits_NV.argmax(-1) == labels_N).sum().double(),
             (drawn_N != labels_N).sum().double(),
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
-from guidance.objectives.masked_lm import IGNORED, masked_lm_loss
+from guidance.objectives.masked_lm import IGNORED, cross_entropy
 from guidance.objectives.replaced_token import Unigram, uniform_numbers
 from guidance.objectives.selection import logits_at, put_at
 from guidance.statistics.ngrams import unigram_nats
@@ -121,7 +121,7 @@ class MaskedLM(GuidedLearner):
 
     def task_losses(self, output: Any, inputs: Inputs) -> dict[str, Tensor]:
         """The undivided losses of a pass, without those of guides."""
-        return {"mlm": masked_lm_loss(output.logits, inputs.labels_N)}
+        return {"mlm": cross_entropy(output.logits, inputs.labels_N)}
 
     def tensors(self, batch: MaskedBatch) -> Inputs:
         """The batch on the device of the model."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from guidance.errors import InputError
-from guidance.objectives.masked_lm import IGNORED
-from guidance.objectives.replaced_token import replaced_token_loss, two_classes
+from guidance.objectives.masked_lm import IGNORED, cross_entropy
+from guidance.objectives.replaced_token import two_classes
 from guidance.objectives.selection import places_of
 from pipelines.training.batches import pad
 from pipelines.training.learner import Setup
@@ -93,7 +93,7 @@ class ReplacedToken(FilledLM):
     def task_losses(self, output: Any, inputs: Any) -> dict[str, Tensor]:
         replaced_N, found_N = inputs.labels_N, output.logits.argmax(-1)
         values = (
-            replaced_token_loss(output.logits, replaced_N),
+            cross_entropy(output.logits, replaced_N),
             (found_N == replaced_N).sum().double(),
             (found_N & replaced_N).sum().double(),
             replaced_N.sum().double(),

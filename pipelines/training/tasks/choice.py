@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from guidance.errors import InputError, counted
 from guidance.tasks.scores import accuracy
 from pipelines.training.objective import Card, classifies, predicts_a_value
-from pipelines.training.task import UNKNOWN, Batch, Prediction, Task
+from pipelines.training.task import UNKNOWN, Batch, Prediction, Task, highest, known
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,12 +53,8 @@ class Choice(Task):
             )
         return cls()
 
-    @classmethod
-    def of_model(cls, config: Any) -> Self:
-        return cls()
-
     def fields(self) -> dict[str, Any]:
-        return {"num_labels": 1, "id2label": {0: "right"}, "label2id": {"right": 0}, "problem_type": None}
+        return {**super().fields(), "problem_type": None}
 
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
         import torch
@@ -79,10 +75,8 @@ class Choice(Task):
         predictions = []
         for row, size, logits in zip(batch.firsts, batch.sizes, outputs.detach().double().cpu(), strict=True):
             scores = logits[:size].softmax(-1).tolist()
-            # equal scores never count as right
-            tied = [str(number) for number, score in enumerate(scores) if score == max(scores)]
-            chosen = next((number for number in tied if number != batch.labels[row]), tied[0])
-            predictions.append(Prediction(batch.numbers[row], batch.labels[row], chosen, scores))
+            chosen = highest(scores, batch.labels[row])
+            predictions.append(Prediction(batch.numbers[row], batch.labels[row], str(chosen), scores))
         return predictions
 
     def answer(self, prediction: Prediction) -> dict[str, Any]:
@@ -90,8 +84,8 @@ class Choice(Task):
 
     def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
         """Accuracy."""
-        known = [p for p in predictions if p.gold is not None]
-        return {"accuracy": accuracy([p.gold for p in known], [p.prediction for p in known])} if known else {}
+        gold, predicted = known(predictions)
+        return {"accuracy": accuracy(gold, predicted)} if gold else {}
 
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:

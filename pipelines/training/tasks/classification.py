@@ -14,7 +14,7 @@ from pipelines.engine.stage import Config
 from pipelines.training.labels import are_numbers, training_labels
 from pipelines.training.models import WORD_MODELS
 from pipelines.training.objective import Card, classifies, predicts_a_value
-from pipelines.training.task import UNKNOWN, Batch, Prediction, Task, at_least_float32
+from pipelines.training.task import UNKNOWN, Batch, Prediction, Task, at_least_float32, highest, known
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,11 +113,7 @@ class Classification(Task):
         probabilities = outputs.detach().double().softmax(-1).cpu()
         predictions = []
         for row, scores in zip(batch.firsts, probabilities.tolist(), strict=True):
-            best = max(scores)
-            # equal scores never count as right: with a tie the answer is the tied class that is not the gold label
-            tied = [number for number, score in enumerate(scores) if score == best]
-            gold = self.number(batch.labels[row])
-            chosen = next((number for number in tied if number != gold), tied[0])
+            chosen = highest(scores, self.number(batch.labels[row]))
             predictions.append(Prediction(batch.numbers[row], batch.labels[row], self.labels[chosen], scores))
         return predictions
 
@@ -131,7 +127,7 @@ class Classification(Task):
         """Accuracy, macro F1, F1 of the second of two classes, and the Matthews correlation."""
         from pipelines.metrics.correlations import matthews
 
-        gold, predicted = _labels(predictions)
+        gold, predicted = known(predictions)
         if not gold:
             return {}
         classes = self._classes(gold, predicted)
@@ -155,17 +151,14 @@ class Classification(Task):
 
         from guidance.tasks.calibration import calibration
 
-        gold, predicted = _labels(predictions)
+        gold, predicted = known(predictions)
         if not gold:
             return {}
         classes = self._classes(gold, predicted)
         confidence = [max(p.scores) for p in predictions if p.gold is not None]
         error, bins = calibration(confidence, [true == guess for true, guess in zip(gold, predicted, strict=True)])
         return {
-            "classes": {
-                label: {"precision": a.precision, "recall": a.recall, "f1": a.f1, "examples": int(a.gold)}
-                for label, a in classes.items()
-            },
+            "classes": {label: {**a.scores(), "examples": int(a.gold)} for label, a in classes.items()},
             "confusion": {
                 "labels": list(classes),
                 "counts": confusion_matrix(gold, predicted, labels=list(classes)).tolist(),
@@ -193,12 +186,6 @@ class Classification(Task):
             return macro_f1(Agreement(*of_class) for of_class in sums.T)
 
         return {"accuracy": ShareRight.of(gold, predicted), "f1_macro": OfSums(counts, combined)}
-
-
-def _labels(predictions: Sequence[Prediction]) -> tuple[list[str], list[str]]:
-    """The true labels of the examples that have one, and the predicted ones."""
-    known = [(p.gold, p.prediction) for p in predictions if p.gold is not None]
-    return [gold for gold, _ in known], [predicted for _, predicted in known]
 
 
 def _same_order(labels: list[str], setup: Setup) -> list[str]:

@@ -55,12 +55,8 @@ class Regression(Task):
                 )
         return cls()
 
-    @classmethod
-    def of_model(cls, config: Any) -> Self:
-        return cls()
-
     def fields(self) -> dict[str, Any]:
-        return {"num_labels": 1, "id2label": {0: "value"}, "label2id": {"value": 0}, "problem_type": "regression"}
+        return {**super().fields(), "problem_type": "regression"}
 
     def targets(self, batch: Batch) -> list[float]:
         values = (_value(batch.labels[row]) for row in batch.firsts)

@@ -13,7 +13,7 @@ from guidance.errors import counted
 from guidance.tasks.scores import Agreement
 from pipelines.engine.stage import Config
 from pipelines.training.objective import Card
-from pipelines.training.task import Batch, Prediction, YesNoTask, scores_of_yes, two_logits
+from pipelines.training.task import Batch, Prediction, YesNoTask, scores_of_yes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +73,9 @@ class Segmentation(YesNoTask):
         return np.flatnonzero(drawn | (rows.labels == "1"))
 
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
-        return two_logits(logits[:, 0])
+        from guidance.objectives.replaced_token import two_classes
+
+        return two_classes(logits[:, 0])
 
     def targets(self, batch: Batch) -> list[int]:
         return [int(label or "0") for label in batch.labels]
@@ -94,12 +96,11 @@ class Segmentation(YesNoTask):
         if not predictions:
             return {}
         agreed = Agreement.on("1", [p.gold for p in predictions], [p.prediction for p in predictions])
-        metrics: dict[str, float | None] = {"precision": agreed.precision, "recall": agreed.recall, "f1": agreed.f1}
+        metrics: dict[str, float | None] = {**agreed.scores()}
         for name, measure in (("pk", pk), ("window_diff", window_diff)):
             values = [measure(*ends) for ends in documents_of(predictions)]
-            known = [value for value in values if value is not None]
-            if known:
-                metrics[name] = math.fsum(known) / len(known)
+            if defined := [value for value in values if value is not None]:
+                metrics[name] = math.fsum(defined) / len(defined)
         return metrics
 
     def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from guidance.errors import InputError, counted
 from guidance.tasks.scores import Agreement
 from guidance.tasks.summaries import normalised_gain, select
 from pipelines.training.objective import Card
-from pipelines.training.task import Batch, Prediction, YesNoTask, scores_of_yes, two_logits
+from pipelines.training.task import Batch, Prediction, YesNoTask, scores_of_yes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,12 +47,14 @@ class Summarization(YesNoTask):
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
         import numpy as np
 
+        from guidance.objectives.replaced_token import two_classes
+
         rows, tokens = [], []
         for row, segment in enumerate(batch.columns["segment"]):
             begins = np.flatnonzero(np.diff(segment, prepend=-1)).tolist()
             rows += [row] * len(begins)
             tokens += begins
-        return two_logits(logits[rows, tokens, 0])
+        return two_classes(logits[rows, tokens, 0])
 
     def targets(self, batch: Batch) -> list[int]:
         return [int(answer) for label in batch.labels for answer in (label or "").split()]

@@ -11,7 +11,7 @@ from guidance.errors import InputError, counted
 from guidance.tasks.entities import OUTSIDE, entity_agreement, token_agreement
 from guidance.tasks.scores import Agreement, accuracy
 from pipelines.training.objective import Card
-from pipelines.training.task import UNKNOWN, Batch, Prediction, Task
+from pipelines.training.task import UNKNOWN, Batch, Prediction, Task, known
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,10 +123,10 @@ class Tagging(Task):
     def completed(self, predictions: Sequence[Prediction], corpus: Artifact) -> list[Prediction]:
         """Predictions with a tag for each word: without labels nothing else tells of last words that have no tokens."""
         words, completed = _words_of(corpus), []
-        for known in predictions:
-            missing = len(words[known.number]) - len(known.scores)
-            tags = [*known.prediction.split(), *[OUTSIDE] * missing]
-            completed.append(replace(known, prediction=" ".join(tags), scores=[*known.scores, *[0.0] * missing]))
+        for one in predictions:
+            missing = len(words[one.number]) - len(one.scores)
+            tags = [*one.prediction.split(), *[OUTSIDE] * missing]
+            completed.append(replace(one, prediction=" ".join(tags), scores=[*one.scores, *[0.0] * missing]))
         return completed
 
     def answer(self, prediction: Prediction) -> dict[str, Any]:
@@ -144,19 +144,12 @@ class Tagging(Task):
         }
         if (agreement := _entities(gold, predicted)) is None:
             return metrics
-        all_ = agreement[""]
-        return {"f1": all_.f1, "precision": all_.precision, "recall": all_.recall, **metrics}
+        return {"f1": agreement[""].f1, **agreement[""].scores(), **metrics}
 
     def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Precision, recall and F1 of each type of entity."""
         agreement = _entities(*_tags(predictions)) or {}
-        return {
-            "classes": {
-                kind: {"precision": a.precision, "recall": a.recall, "f1": a.f1, "examples": a.gold}
-                for kind, a in agreement.items()
-                if kind
-            }
-        }
+        return {"classes": {kind: {**a.scores(), "examples": a.gold} for kind, a in agreement.items() if kind}}
 
     def labels_of(self, gold: str) -> dict[str, bool]:
         return {tag: tag in self._numbers for tag in gold.split() if tag != OUTSIDE}
@@ -216,8 +209,8 @@ def _words_of(corpus: Artifact) -> list[list[str]]:
 
 def _tags(predictions: Sequence[Prediction]) -> tuple[list[list[str]], list[list[str]]]:
     """The gold tags of the examples that have some, and the predicted ones."""
-    known = [(p.gold, p.prediction) for p in predictions if p.gold is not None]
-    return [gold.split() for gold, _ in known], [predicted.split() for _, predicted in known]
+    gold, predicted = known(predictions)
+    return [tags.split() for tags in gold], [tags.split() for tags in predicted]
 
 
 def _entities(gold: list[list[str]], predicted: list[list[str]]) -> dict[str, Agreement] | None:

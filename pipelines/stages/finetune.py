@@ -21,7 +21,7 @@ from pipelines.stages import tokenizer as tokenizers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.adversarial import AdversarialConfig, without_defaults
-from pipelines.training.config import TrainingConfig
+from pipelines.training.config import Best, TrainingConfig
 from pipelines.training.learner import folder_of
 from pipelines.training.models import HEADLESS, WORD_MODELS
 from pipelines.training.plan_inputs import model_input
@@ -124,14 +124,18 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
         settings = without_defaults(super().recipe())
         return {name: value for name, value in settings.items() if self.task in OWNERS.get(name, (self.task,))}
 
-    def with_steps(self, steps: int, steps_of_epoch: float) -> dict[str, Any]:
-        return {
+    def with_steps(self, steps: int, steps_of_epoch: float) -> Self:
+        given = {
+            "steps": steps,
             "warmup_steps": self.warmup_steps or round(self.warmup_fraction * steps),
             "evaluate_every": self.evaluate_every or max(1, round(steps_of_epoch)),
-            "select": "" if self.select == "loss" else f"eval/{self.task}/{self.select}",
-            "patience": self.patience,
-            "keep_best": self.keep_best,
         }
+        return self.model_copy(update=given)
+
+    @property
+    def best(self) -> Best:
+        select = "" if self.select == "loss" else f"eval/{self.task}/{self.select}"
+        return Best(select, self.patience, self.keep_best)
 
 
 class TaskData(Take):

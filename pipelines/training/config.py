@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from pipelines.engine.stage import internal, knob
 from pipelines.training.models import ModelConfig
+
+
+@dataclass(frozen=True)
+class Best:
+    """Which validations of a run are the best, and what follows from that.
+
+    Attributes:
+        select: the metric of a scorer that decides, the higher the better; "" for the first validation loss.
+        patience: how many validations in a row may be no better before training ends; 0 for any number.
+        kept: of how many of the best validations the weights are kept.
+    """
+
+    select: str = ""
+    patience: int = 0
+    kept: int = 1
 
 
 class TrainingConfig(ModelConfig):
@@ -117,10 +134,30 @@ class TrainingConfig(ModelConfig):
             raise ValueError("--sampling does not work with --batch-tokens or --bucket")
         return self
 
-    def with_steps(self, steps: int, steps_of_epoch: float) -> dict[str, Any]:
-        """Settings of the loop that depend on how long the run is, in steps.
+    def with_steps(self, steps: int, steps_of_epoch: float) -> Self:
+        """The settings of a run of so many steps.
 
         Args:
             steps_of_epoch: the steps of one pass over the training sequences.
         """
-        return {}
+        return self.model_copy(update={"steps": steps})
+
+    @property
+    def best(self) -> Best:
+        """Which validations are the best; see `Best`."""
+        return Best()
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the update after ``step`` finished updates.
+
+        Source: ``inverse-sqrt`` is Vaswani et al. 2017, equation 3.  Its peak, at the last step of warm-up, is a setting
+        here; theirs is (width * warm-up steps) ** -0.5, which is 9.9e-4 for width 256 and 4000 steps.
+        """
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.learning_rate
+        if self.schedule == "inverse-sqrt":
+            return self.learning_rate * math.sqrt(self.warmup_steps / (step + 1))
+        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * (left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)

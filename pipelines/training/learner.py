@@ -60,7 +60,8 @@ class Learner(Protocol):
         lengths: tokens of each training example.
         sizes: training examples of each sequences artifact; None if they are the rows of its table.
         passes: run one after the other, each over all micro-batches of a step; gradients flow through all of them.
-        scorers: what scores the model at every validation; see `pipelines.training.loop.train`.
+        scorers: by task name, functions that score the model at every validation, in evaluation mode and without gradients.
+            The metrics, by name and the same in every process, become the columns ``eval/<task>/<metric>``.
         floor: the first validation loss that word frequencies alone give, in nats; None where they give none.
     """
 

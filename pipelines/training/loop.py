@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from guidance.errors import InputError, Interrupted, MachineError, NumericalError
 from pipelines.progress import Progress, log
@@ -27,10 +26,11 @@ from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.training.batches import shares
 from pipelines.training.checkpoints import NAMES, Checkpoints
 from pipelines.training.cluster import Cluster, StopRequest
+from pipelines.training.config import TrainingConfig
 from pipelines.training.learner import Learner
 from pipelines.training.memory import compile_model
 from pipelines.training.metrics_log import Beginning, MetricsLog
-from pipelines.training.optimization import Hyperparameters, Optimizer
+from pipelines.training.optimization import Optimizer
 from pipelines.training.order import AnyOrder
 from pipelines.training.report import training_losses, validation_losses
 from pipelines.training.state import State, read_state, write_state, write_weights
@@ -39,36 +39,6 @@ from pipelines.training.trackers import Trackers
 KEEP_CHECKPOINTS = 2
 MATCHED_BY = 20
 """The step after which to warn about patterns that have matched nothing."""
-
-
-@dataclass(frozen=True)
-class Settings(Hyperparameters):
-    """The settings of the loop; see `pipelines.training.config.TrainingConfig` for meanings and units.
-
-    Attributes:
-        select: the metric of a scorer that decides which validation is best, the higher the better; "" for the first
-            validation loss.
-        patience: how many validations in a row may be no better before training ends; 0 for any number.
-        keep_best: of how many of the best validations the weights are kept.
-    """
-
-    micro_batches: int
-    seed: int
-    precision: str
-    device: str
-    evaluate_every: int
-    save_every: int
-    snapshots: tuple[int, ...]
-    max_time: float | None
-    compile: bool
-    report_to: tuple[str, ...] = ()
-    select: str = ""
-    patience: int = 0
-    keep_best: int = 1
-
-
-Scorer = Callable[[nn.Module], Mapping[str, float]]
-"""Gives the metrics of a model by name, the same in every process; called in evaluation mode, without gradients."""
 
 
 @dataclass
@@ -93,20 +63,17 @@ class Outcome:
 def train(
     learner: Learner,
     order: AnyOrder,
-    settings: Settings,
+    settings: TrainingConfig,
     cluster: Cluster,
     partial: Path,
     *,
     progress: Progress,
     trackers: Path | None = None,
-    scorers: Mapping[str, Scorer] = MappingProxyType({}),
 ) -> Outcome:
     """Train to the last step, from the newest checkpoint in ``partial`` if there is one.
 
     Args:
         trackers: the folder for the files of trackers; by default a folder beside the checkpoints.
-        scorers: by task name, functions that score the model at every validation; their metrics become the columns
-            ``eval/<task>/<metric>``.
 
     Raises:
         NumericalError: a loss or the gradient is not finite; the weights were not updated with it.
@@ -121,7 +88,7 @@ def train(
         )
     folder = trackers or partial / "trackers"
     try:
-        return _Loop(learner, order, settings, cluster, partial, progress, folder, scorers).run()
+        return _Loop(learner, order, settings, cluster, partial, progress, folder).run()
     except RuntimeError as error:
         if "DefaultCPUAllocator" in str(error):  # torch has no exception class for this on the CPU
             raise MachineError("not enough memory", hint="a smaller batch, or --micro-batches 2") from error
@@ -133,10 +100,10 @@ def train(
 
 
 def step_timer(
-    learner: Learner, order: AnyOrder, settings: Settings, cluster: Cluster, folder: Path
+    learner: Learner, order: AnyOrder, settings: TrainingConfig, cluster: Cluster, folder: Path
 ) -> Callable[[], float]:
     """A function that makes one training step and gives its seconds; nothing is validated, logged or saved."""
-    loop = _Loop(learner, order, settings, cluster, folder, Progress(), folder, {})
+    loop = _Loop(learner, order, settings, cluster, folder, Progress(), folder)
     learner.at(0)
     return lambda: loop._train_step()["seconds"]
 
@@ -146,16 +113,15 @@ class _Loop:
         self,
         learner: Learner,
         order: AnyOrder,
-        settings: Settings,
+        settings: TrainingConfig,
         cluster: Cluster,
         partial: Path,
         progress: Progress,
         tracker_folder: Path,
-        scorers: Mapping[str, Scorer],
     ) -> None:
         self.learner, self.order, self.settings, self.cluster = learner, order, settings, cluster
         learner.begin(settings.steps)
-        self.progress, self.tracker_folder, self.scorers = progress, tracker_folder, scorers
+        self.progress, self.tracker_folder, self.wanted = progress, tracker_folder, settings.best
         self.checkpoints = Checkpoints(partial)
         self.metrics = MetricsLog(partial)
         if cluster.precision == "fp64":
@@ -222,9 +188,7 @@ class _Loop:
                 None,
                 (
                     training_losses(row),
-                    validation_losses(
-                        row, self.best[0] if self.best else None, self.settings.select, self.learner.floor
-                    ),
+                    validation_losses(row, self.best[0] if self.best else None, self.wanted.select, self.learner.floor),
                 ),
             )
             log.info("step %s of %s: %s", f"{self.step:,}", f"{self.settings.steps:,}", "; ".join(parts))
@@ -232,7 +196,7 @@ class _Loop:
     def _out_of_patience(self) -> bool:
         """Whether the last validations were all no better than the best one."""
         since = self.step - (self.best[0][0] if self.best else self.step)
-        if not self.settings.patience or since < self.settings.patience * self.settings.evaluate_every:
+        if not self.wanted.patience or since < self.wanted.patience * self.settings.evaluate_every:
             return False
         if self.cluster.leads:
             log.info("step %d: no better validation since step %d; training ends", self.step, self.step - since)
@@ -357,7 +321,7 @@ class _Loop:
             sums = self.learner.evaluate(self.bare, self.cluster.rank, self.cluster.world)
             scores = {
                 f"eval/{task}/{metric}": float(value)
-                for task, score in self.scorers.items()
+                for task, score in self.learner.scorers.items()
                 for metric, value in score(self.bare).items()
             }
         added = self.cluster.sum({f"{n}/{i}": v for n, pair in sums.items() for i, v in enumerate(pair)})
@@ -366,7 +330,7 @@ class _Loop:
         if not all(map(math.isfinite, losses.values())):
             shown = ", ".join(f"{name} {value:.6g}" for name, value in losses.items())
             raise NumericalError(f"step {self.step}: a validation loss is not finite: {shown}")
-        select = self.settings.select
+        select = self.wanted.select
         value = scores.get(select) if select else next(iter(losses.values()), None)
         if value is not None:
             self._keep_best(float(value))
@@ -378,8 +342,8 @@ class _Loop:
 
     def _keep_best(self, value: float) -> None:
         """Keep the weights of this step if its validation is among the best; of equal ones the first is better."""
-        sign = -1 if self.settings.select else 1
-        ranked = sorted([*self.best, (self.step, value)], key=lambda one: sign * one[1])[: self.settings.keep_best]
+        sign = -1 if self.wanted.select else 1
+        ranked = sorted([*self.best, (self.step, value)], key=lambda one: sign * one[1])[: self.wanted.kept]
         if ranked == self.best:
             return
         self.best = ranked
@@ -411,7 +375,7 @@ class _Loop:
             lambda builder: write_state(builder, state, self.bare, self.optimizer),
             keep=KEEP_CHECKPOINTS,
         )
-        kept = KEEP_CHECKPOINTS * self.settings.keep_best
+        kept = KEEP_CHECKPOINTS * self.wanted.kept
         self.protected = [*self.protected, *(step for step, _ in self.best)][-kept:]
 
     def _resume(self) -> None:

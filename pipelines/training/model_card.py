@@ -28,15 +28,14 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
         for e in out.provenance
     ]
     origin = "Its weights were taken from an earlier model. " if "init" in run.inputs else ""
-    select = getattr(config, "select", "loss")
-    chosen = "" if select == "loss" else f"eval/{config.row.name}/{select}"
+    chosen = config.best.select
     rows = [(key, value) for key, value in outcome.last.items() if key.startswith(("loss/", "valid/")) or key == chosen]
     metrics = "\n".join(f"| {key} | {value:.4f} |" for key, value in rows)
     batch = f"at most {config.batch_tokens} tokens" if config.batch_tokens else f"{config.batch_size} sequences"
     best = ""
     if "best/config.json" in out.files:
         step, value = outcome.best[0]
-        measured = f"best validation {select}, {value:.4f}" if chosen else "lowest validation loss"
+        measured = f"best validation {chosen.rpartition('/')[2]}, {value:.4f}" if chosen else "lowest validation loss"
         best = f" `best/` holds the weights of the {measured} (step {step})."
     others = "".join(f"\n{about.folders[folder.path]}" for folder in folders[1:])
     guided = (

@@ -56,15 +56,15 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
                 if not name.endswith(".safetensors"):
                     out.write(place + folder.path + name, content)
     _write_metrics(out, outcome.log)
-    last, select = outcome.last, getattr(run.config, "select", "loss")
+    last, metric = outcome.last, run.config.best.select.rpartition("/")[2]
     best_value = outcome.best[0][1] if outcome.best else None
     out.counts |= {
         "steps": int(last["step"]),
         "parameters": parameters,
         "final": {key: last[key] for key in last if key.startswith(("loss/", "valid/", "eval/"))},
         "best_step": outcome.best[0][0] if outcome.best else None,
-        "best_valid_loss": best_value if select == "loss" else None,
-        **({} if select == "loss" else {"best": {"metric": select, "value": best_value}}),
+        "best_valid_loss": None if metric else best_value,
+        **({"best": {"metric": metric, "value": best_value}} if metric else {}),
         **({"best_steps": [step for step, _ in outcome.best]} if len(outcome.best) > 1 else {}),
         "matches": {label: int(found) for label, found in outcome.tallies.items()},
         "processes": outcome.facts["world"],

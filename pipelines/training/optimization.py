@@ -1,57 +1,24 @@
-"""How weights are updated: the learning rate of each step, AdamW and its state, and which gradients are clipped together."""
+"""How weights are updated: AdamW and its state, and which gradients are clipped together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from guidance.mechanisms.adversary import AdversaryWeights
 from guidance.mechanisms.base import not_decaying
+from pipelines.training.config import TrainingConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-Schedule = Literal["linear", "cosine", "constant", "inverse-sqrt"]
-
-
-@dataclass(frozen=True)
-class Hyperparameters:
-    """The settings of an update; see `pipelines.stages.pretrain.Config` for meanings and units."""
-
-    steps: int
-    learning_rate: float
-    schedule: Schedule
-    warmup_steps: int
-    weight_decay: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    clip: float
-
-    def rate(self, step: int) -> float:
-        """The learning rate of the update after ``step`` finished updates.
-
-        Source: ``inverse-sqrt`` is Vaswani et al. 2017, equation 3.  Its peak, at the last step of warm-up, is a setting
-        here; theirs is (width * warm-up steps) ** -0.5, which is 9.9e-4 for width 256 and 4000 steps.
-        """
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        if self.schedule == "constant":
-            return self.learning_rate
-        if self.schedule == "inverse-sqrt":
-            return self.learning_rate * math.sqrt(self.warmup_steps / (step + 1))
-        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
-        return self.learning_rate * (left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
 
 class Optimizer:
     """AdamW over all trainable weights of a model; biases, norms and gates do not decay."""
 
-    def __init__(self, model: nn.Module, given: Hyperparameters) -> None:
+    def __init__(self, model: nn.Module, given: TrainingConfig) -> None:
         self.given = given
         self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._clipped = clipped_together(model)

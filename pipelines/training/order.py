@@ -43,11 +43,11 @@ class Order:
 
     def batch(self, step: int) -> list[tuple[int, int]]:
         """(epoch, example) for each place of the batch of a step."""
-        places = range(step * self.batch_size, (step + 1) * self.batch_size)
-        return [self._at(*divmod(place, self.num_examples)) for place in places]
+        return [self._at(place) for place in range(step * self.batch_size, (step + 1) * self.batch_size)]
 
-    def _at(self, epoch: int, place: int) -> tuple[int, int]:
-        return epoch, int(self._permutation(epoch)[place])
+    def _at(self, place: int) -> tuple[int, int]:
+        epoch, within = divmod(place, self.num_examples)
+        return epoch, int(self._permutation(epoch)[within])
 
     def _permute(self, epoch: int) -> np.ndarray:
         return _random(self.seed, epoch, _PLAIN).permutation(self.num_examples)
@@ -133,13 +133,13 @@ def length_groups(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return groups, longest
 
 
-class MixedOrder:
+class MixedOrder(Order):
     """Batches that mix corpora by weight: each corpus has its share of every 1000 consecutive places, in random order.
 
-    Every epoch of a corpus is a permutation of its examples.  Examples are numbered consecutively through all corpora.
+    Every epoch of a corpus is a permutation of its examples.  Examples are numbered consecutively through all corpora.  An
+    example is drawn as (epoch of its corpus, example), and an epoch has as many as all corpora together.
 
     Attributes:
-        smallest: the number of examples of the smallest batch.
         quotas: the number of places of each corpus among 1000.
     """
 
@@ -148,20 +148,13 @@ class MixedOrder:
         for number, size in enumerate(sizes, 1):
             if not size:
                 raise InputError(f"corpus {number} has no training sequences")
-        self.sizes, self.batch_size, self.seed = tuple(sizes), batch_size, seed
-        self.smallest = batch_size
-        self.quotas = _quotas(weights)
+        super().__init__(sum(sizes), batch_size, seed)
+        self.sizes, self.quotas = tuple(sizes), _quotas(weights)
         self._offsets = np.cumsum([0, *sizes])
         self._block = lru_cache(maxsize=1)(self._mix)
-        self._permutations = [lru_cache(maxsize=1)(partial(self._permute, corpus)) for corpus in range(len(sizes))]
-
-    def steps(self, epochs: float) -> int:
-        """The number of steps that draw as many examples as a number of epochs has, at least one."""
-        return max(1, round(epochs * sum(self.sizes) / self.batch_size))
-
-    def batch(self, step: int) -> list[tuple[int, int]]:
-        """(epoch of its corpus, example) for each place of the batch of a step."""
-        return [self._at(place) for place in range(step * self.batch_size, (step + 1) * self.batch_size)]
+        self._permutations = [
+            lru_cache(maxsize=1)(partial(self._permute_corpus, corpus)) for corpus in range(len(sizes))
+        ]
 
     def _at(self, place: int) -> tuple[int, int]:
         block, within = divmod(place, BLOCK)
@@ -178,7 +171,7 @@ class MixedOrder:
             numbers[corpora == corpus] = np.arange(quota)
         return corpora, numbers
 
-    def _permute(self, corpus: int, epoch: int) -> np.ndarray:
+    def _permute_corpus(self, corpus: int, epoch: int) -> np.ndarray:
         return _random(self.seed, epoch, _CORPUS, corpus).permutation(self.sizes[corpus])
 
 
@@ -201,4 +194,4 @@ def _quotas(weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(quotas.tolist())
 
 
-AnyOrder = Order | LengthOrder | MixedOrder
+AnyOrder = Order | LengthOrder

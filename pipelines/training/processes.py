@@ -15,7 +15,7 @@ from pipelines.progress import Progress, log
 
 if TYPE_CHECKING:
     from pipelines.training.cluster import Cluster
-    from pipelines.training.loop import Outcome, Settings
+    from pipelines.training.loop import Outcome
     from pipelines.training.preparation import Prepared
 
 
@@ -68,11 +68,10 @@ def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, prog
     outcome = loop.train(
         prepared.learner,
         prepared.order,
-        settings_of(config, prepared),
+        config.with_steps(prepared.steps, prepared.steps_of_epoch),
         cluster,
         partial,
         progress=progress,
-        scorers=prepared.learner.scorers,
         trackers=partial.parents[2] / "trackers" / f"{partial.parent.name}-{partial.name}",
     )
     try:
@@ -81,14 +80,3 @@ def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, prog
         error.hint = f"{error.hint}; `guide rm model/{partial.name}` removes the unfinished run"
         raise
     return outcome
-
-
-def settings_of(config: Any, prepared: Prepared) -> Settings:
-    """The settings of the loop, from those of the run; those with defaults there come from `with_steps`."""
-    from dataclasses import MISSING, fields
-
-    from pipelines.training.loop import Settings
-
-    values: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(Settings) if f.default is MISSING}
-    values |= {"steps": prepared.steps, "snapshots": tuple(config.snapshots), "report_to": tuple(config.report_to)}
-    return Settings(**values | config.with_steps(prepared.steps, prepared.steps_of_epoch))

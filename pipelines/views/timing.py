@@ -37,7 +37,6 @@ def step_seconds(
     from pipelines.training.cluster import Cluster
     from pipelines.training.loop import step_timer
     from pipelines.training.preparation import Prepared
-    from pipelines.training.processes import settings_of
 
     names, order = list(dict.fromkeys(references)), random.Random(0)
     taken: dict[str, list[float]] = {name: [] for name in names}
@@ -52,7 +51,8 @@ def step_seconds(
             if any(guide.fades for guide in Plan.parse(inputs["plan"].text).guides):
                 log.warning("%s: its guides fade, and its steps are timed before they do", name)
             prepared = Prepared.of(config, inputs)
-            step[name] = step_timer(prepared.learner, prepared.order, settings_of(config, prepared), cluster, folder)
+            settings = config.with_steps(prepared.steps, prepared.steps_of_epoch)
+            step[name] = step_timer(prepared.learner, prepared.order, settings, cluster, folder)
         turns = [name for name in names for _ in range(WARM_UP)]
         turns += [name for _ in range(ROUNDS) for name in order.sample(names, len(names)) for _ in range(STEPS)]
         for name in turns:

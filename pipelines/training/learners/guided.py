@@ -197,7 +197,6 @@ class GuidedLearner(ABC):
 
     sizes: Sequence[int] | None = None
     scorers: Mapping[str, Callable[[nn.Module], Mapping[str, float]]] = MappingProxyType({})
-    """By name, functions that score the model at every validation; see `pipelines.training.loop.train`."""
 
     def __init__(self, model: Any, guided: Guides, setup: Setup) -> None:
         self.model, self.guided = model, guided

@@ -28,7 +28,6 @@ from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import GuidedLearner
 from pipelines.training.learners.masked_batches import MaskedBatch
 from pipelines.training.learners.masked_lm import MaskedLM
-from pipelines.training.loop import Settings
 from pipelines.training.optimization import Optimizer
 from pipelines.views import comparison
 from tests import trainings
@@ -36,11 +35,7 @@ from tests.guidance.models import tiny_model
 from tests.tiny import processes
 from tests.trainings import one_thread  # noqa: F401
 
-
-def settings(**changes: Any) -> Settings:
-    given = trainings.config(**changes)
-    values = {key: getattr(given, key) for key in Settings.__dataclass_fields__ if hasattr(given, key)}
-    return Settings(**values)
+settings = trainings.config
 
 
 # schedules

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from pipelines.training.optimization import Hyperparameters, Optimizer
+from pipelines.training.config import TrainingConfig
+from pipelines.training.optimization import Optimizer
 
 
-def given(**changes: Any) -> Hyperparameters:
+def given(**changes: Any) -> TrainingConfig:
     plain: dict[str, Any] = {
         "steps": 10, "learning_rate": 0.1, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0,
         "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "clip": 0.0,
     }  # fmt: skip
-    return Hyperparameters(**plain | changes)
+    return TrainingConfig(**plain | changes)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.25])

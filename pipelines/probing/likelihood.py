@@ -20,9 +20,8 @@ from guidance.errors import InputError
 from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
 from guidance.probes.importance import switched_off
-from guidance.statistics.roles import COLUMNS
 from pipelines.probing.heads import no_such_head
-from pipelines.training.batches import ids_and_mask, pad
+from pipelines.training.batches import ids_and_mask, pad, pad_features
 from pipelines.training.live_text import Batch, Filler
 from pipelines.training.opening import Unguided
 
@@ -113,10 +112,12 @@ class Scorer(Filler):
             masked[-1][copy.hidden] = self.special["mask"]
         inputs = ids_and_mask(masked, self.pad_id, device)
         length = inputs["input_ids"].shape[1]
-        columns = {"original": pad([rows[copy.text] for copy in copies], self.pad_id, length, device)}
-        for name, values in batch.columns.items():
-            own = [values[copy.text].cpu().numpy()[: len(rows[copy.text])] for copy in copies]
-            columns[name] = pad(own, COLUMNS[name].fill, length, device)
+        own = {
+            name: [values[copy.text].cpu().numpy()[: len(rows[copy.text])] for copy in copies]
+            for name, values in batch.columns.items()
+        }
+        originals = pad([rows[copy.text] for copy in copies], self.pad_id, length, device)
+        columns = {"original": originals, **pad_features(own, length, device)}
         at_N = torch.tensor([n * length + copy.token for n, copy in enumerate(copies)], device=device)
         wanted_N = torch.tensor([rows[copy.text][copy.token] for copy in copies], device=device)
         with torch.no_grad():

@@ -25,7 +25,7 @@ from guidance.statistics.roles import COLUMNS
 from guidance.statistics.texts import word_features
 from pipelines.engine.stage import Run
 from pipelines.probing.probe import SequencesConfig
-from pipelines.training.batches import Examples, ids_and_mask, pad
+from pipelines.training.batches import Examples, ids_and_mask, pad, pad_features
 from pipelines.training.learner import folder_of
 from pipelines.training.live_text import check_bare_text, words_of
 from pipelines.training.model_checks import check_lengths, check_model, longest_input
@@ -102,14 +102,10 @@ class WatchedSequences:
         """Some sequences, padded to the longest."""
         inputs = ids_and_mask([self.rows[n] for n in numbers], self.tokenizer.pad_token_id, self.device)
         length = inputs["input_ids"].shape[1]
-        columns = {
-            name: pad([self.rows.column(name, n) for n in numbers], COLUMNS[name].fill, length, self.device)
-            for name in self.rows.columns
-            if name in COLUMNS
-        }
+        rows = {name: [self.rows.column(name, n) for n in numbers] for name in self.rows.columns}
+        columns = pad_features(rows, length, self.device)
         if self._segments:
-            segments = [self.rows.column("text", n) for n in numbers]
-            inputs["token_type_ids"] = pad(segments, 0, length, self.device)
+            inputs["token_type_ids"] = pad(rows["text"], 0, length, self.device)
         return Batch(numbers, inputs, columns)
 
     def read(self, text: str) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,15 +89,13 @@ class Examples:
                 columns[feature] = _segments(artifact, name, bounds)
                 continue
             values, sizes = read_column(masks, name, feature, pa.from_numpy_dtype(COLUMNS[feature].dtype), compact)
-            if not np.array_equal(sizes, lengths):
-                raise ArtifactDamaged(f"{masks.path / name}: column {feature} does not have one value for each token")
+            check_sizes(sizes, lengths, masks.path / name, feature)
             columns[feature] = values
         if not own:
             return cls(ids, bounds, columns)
         for other in own:
             columns[other], sizes = read_column(artifact, name, other, _OWN[other], compact)
-            if not np.array_equal(sizes, lengths):
-                raise ArtifactDamaged(f"{artifact.path / name}: column {other} does not have one value for each token")
+            check_sizes(sizes, lengths, artifact.path / name, other)
         return cls(ids, bounds, columns, *_read_examples(artifact, name, len(lengths)))
 
     @classmethod
@@ -106,21 +105,20 @@ class Examples:
         split: str,
         vocab_size: int,
         *,
-        features: Sequence[str] = (),
         masks: Sequence[Artifact] = (),
-        column: str = "id",
-        own: Sequence[str] = (),
         limit: int = 0,
+        **columns: Any,
     ) -> Examples:
         """The sequences of a split of several artifacts, one artifact after the other; see `read`.
 
         Args:
             masks: what ``build-masks`` made of each of them, or empty.
             limit: how many sequences of several artifacts to keep, 0 for all; each gives its first ones, in proportion.
+            columns: further arguments of `read`.
         """
         given: Sequence[Artifact | None] = masks or [None] * len(artifacts)
         parts = [
-            cls.read(artifact, split, vocab_size, features=features, masks=its_masks, column=column, own=own)
+            cls.read(artifact, split, vocab_size, masks=its_masks, **columns)
             for artifact, its_masks in zip(artifacts, given, strict=True)
         ]
         if len(parts) == 1:
@@ -131,12 +129,10 @@ class Examples:
             parts = [part._first(int(number)) for part, number in zip(parts, kept, strict=True)]
         starts = np.cumsum([0, *(part.bounds[-1] for part in parts)])
         bounds = [part.bounds[:-1] + start for part, start in zip(parts, starts[:-1], strict=True)]
-        names = dict.fromkeys((*features, *own))
-        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
         return cls(
             np.concatenate([part.ids for part in parts]),
             np.concatenate([*bounds, starts[-1:]]),
-            columns,
+            {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
             np.concatenate([part.labels for part in parts]),
             np.concatenate([part.numbers for part in parts]),
         )
@@ -186,6 +182,12 @@ def read_column(
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise ArtifactDamaged(f"{artifact.path / name}: unreadable ({str(error)[:160]!r})") from error
     return np.concatenate(values), np.concatenate(lengths)
+
+
+def check_sizes(sizes: np.ndarray, lengths: np.ndarray, path: Path, column: str) -> None:
+    """Raises ArtifactDamaged when the lists of a column are not as long as the sequences."""
+    if not np.array_equal(sizes, lengths):
+        raise ArtifactDamaged(f"{path}: column {column} does not have one value for each token")
 
 
 def _read_examples(artifact: Artifact, name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -239,6 +241,12 @@ def ids_and_mask(rows: list[np.ndarray], pad_id: int, device: Any = None) -> dic
     length = max(map(len, rows))
     masks = [np.ones(len(row), np.int64) for row in rows]
     return {"input_ids": pad(rows, pad_id, length, device), "attention_mask": pad(masks, 0, length, device)}
+
+
+def pad_features(columns: Mapping[str, list[np.ndarray]], length: int, device: Any = None) -> dict[str, Tensor]:
+    """Token features as tensors (B, T) by name, padded as `COLUMNS` says; other columns are left out."""
+    known = {name: rows for name, rows in columns.items() if name in COLUMNS and rows}
+    return {name: pad(rows, COLUMNS[name].fill, length, device) for name, rows in known.items()}
 
 
 def shares(items: list[Any], parts: int) -> list[list[Any]]:

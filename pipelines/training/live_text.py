@@ -27,12 +27,11 @@ from guidance.objectives.selection import logits_at
 from guidance.objectives.translation import translate
 from guidance.patterns.features import FEATURES
 from guidance.plan import Plan
-from guidance.statistics.roles import COLUMNS
 from guidance.statistics.texts import Word, word_features
 from guidance.statistics.words import word_spans
 from pipelines.text.sentence_rules import split_sentences
 from pipelines.text.tokenizer_files import TOKENIZER_FILES, folder_files, load_tokenizer, special_ids, tokenizer_files
-from pipelines.training.batches import ids_and_mask, pad
+from pipelines.training.batches import ids_and_mask, pad_features
 from pipelines.training.model_checks import longest_input
 from pipelines.training.objective import has_head
 from pipelines.training.opening import Unguided, open_trained
@@ -130,14 +129,12 @@ class LiveModel:
         size, highest = self.model.get_input_embeddings().weight.shape[0], max(int(row.max(initial=0)) for row in rows)
         if highest >= size:
             raise InputError(f"{self.folder}: its tokenizer has a token {highest}, and the model has {size} tokens")
-        inputs, columns = ids_and_mask(rows, self.pad_id, device), {}
+        inputs, columns = ids_and_mask(rows, self.pad_id, device), dict[str, Tensor]()
         if self.needed:
             both = zip(texts, encodings, strict=True)
             known = [word_features(BatchEncoding(encoding=[one]), [text], [words_of(text)]) for text, one in both]
-            length = inputs["input_ids"].shape[1]
-            for name in self.needed:
-                values = [features[name][0].numpy() for features in known]
-                columns[name] = pad(values, COLUMNS[name].fill, length, device)
+            values = {name: [features[name][0].numpy() for features in known] for name in self.needed}
+            columns = pad_features(values, inputs["input_ids"].shape[1], device)
         return Batch(inputs, columns, encodings)
 
     def _ids(self, encoding: Any) -> Any:

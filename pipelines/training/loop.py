@@ -68,12 +68,12 @@ def train(
     partial: Path,
     *,
     progress: Progress,
-    trackers: Path | None = None,
+    trackers: Path,
 ) -> Outcome:
     """Train to the last step, from the newest checkpoint in ``partial`` if there is one.
 
     Args:
-        trackers: the folder for the files of trackers; by default a folder beside the checkpoints.
+        trackers: the folder for the files of trackers.
 
     Raises:
         NumericalError: a loss or the gradient is not finite; the weights were not updated with it.
@@ -86,9 +86,8 @@ def train(
             f"a batch of {order.smallest} cannot be split over {cluster.world} processes",
             hint="a larger --batch-size or --batch-tokens, or fewer processes",
         )
-    folder = trackers or partial / "trackers"
     try:
-        return _Loop(learner, order, settings, cluster, partial, progress, folder).run()
+        return _Loop(learner, order, settings, cluster, partial, progress, trackers).run()
     except RuntimeError as error:
         if "DefaultCPUAllocator" in str(error):  # torch has no exception class for this on the CPU
             raise MachineError("not enough memory", hint="a smaller batch, or --micro-batches 2") from error

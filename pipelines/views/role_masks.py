@@ -27,7 +27,7 @@ from pipelines.storage.files import new_folder, open_parquet
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.storage.tables import schema_of
-from pipelines.training.batches import pad
+from pipelines.training.batches import pad, pad_features
 from pipelines.training.models import read_tokenizer
 from pipelines.views.one_text import word_labels
 
@@ -184,11 +184,8 @@ class Opened(contextlib.ExitStack):
             if {len(values) for values in role.values()} != {len(row["id"])}:
                 raise ArtifactDamaged(f"{self.masks.path}: masks and sequences have different lengths")
             valid[n, : len(row["id"])] = True
-        columns = {
-            name: pad([np.array(role[name], COLUMNS[name].dtype) for role in roles], COLUMNS[name].fill, length)
-            for name in roles[0]
-        }
-        return Tokens(ids, valid, {**self._vocabulary.columns(ids), **columns})
+        columns = {name: [np.array(role[name], COLUMNS[name].dtype) for role in roles] for name in roles[0]}
+        return Tokens(ids, valid, {**self._vocabulary.columns(ids), **pad_features(columns, length)})
 
     def _letters(self, row: dict[str, Any]) -> list[str | None]:
         assert self._corpus is not None

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
-from guidance.statistics.roles import COLUMNS
-from pipelines.training.batches import Examples, pad
+from pipelines.training.batches import Examples, ids_and_mask, pad, pad_features
 from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import GuidedLearner, Guides
 from pipelines.training.model_checks import check_lengths
@@ -159,22 +158,14 @@ class ModelInputs:
     def of(self, batch: Batch) -> dict[str, Tensor]:
         """The inputs of the model by name, each (rows, T), on its device."""
         device = next(self._model.parameters()).device
-        inputs = {
-            "input_ids": pad(batch.ids, self._pad_id, batch.length, device),
-            "attention_mask": pad([np.ones(len(row), np.int64) for row in batch.ids], 0, batch.length, device),
-        }
+        inputs = ids_and_mask(batch.ids, self._pad_id, device)
         if self._segments:
             inputs["token_type_ids"] = pad(batch.columns["text"], 0, batch.length, device)
         return inputs
 
     def seen(self, inputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """What guides read of a batch: its ids, attention mask and token features."""
-        device = inputs["input_ids"].device
-        features = {
-            name: pad(rows, COLUMNS[name].fill, batch.length, device)
-            for name, rows in batch.columns.items()
-            if name in COLUMNS and rows
-        }
+        features = pad_features(batch.columns, batch.length, inputs["input_ids"].device)
         return {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], **features}
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from guidance.objectives.masked_lm import IGNORED, num_chosen
 from guidance.objectives.selection import places_of, put_at
-from guidance.statistics.roles import COLUMNS
-from pipelines.training.batches import pad
+from pipelines.training.batches import ids_and_mask, pad, pad_features
 from pipelines.training.learners.guided import Inputs
 
 
@@ -57,14 +56,13 @@ class MaskedBatch:
         labels_BT = pad(self.labels, IGNORED, self.length)
         chosen_N = places_of(labels_BT != IGNORED)
         places_N, labels_N = (part.to(device, non_blocking=True) for part in (chosen_N, labels_BT.flatten()[chosen_N]))
-        seen_BT = pad(self.seen, pad_id, self.length, device)
-        mask_BT = pad([np.ones(len(row), np.int64) for row in self.seen], 0, self.length, device)
-        columns = {n: pad(rows, COLUMNS[n].fill, self.length, device) for n, rows in self.columns.items() if rows}
+        inputs = ids_and_mask(self.seen, pad_id, device)
+        original_BT = put_at(inputs["input_ids"], places_N, labels_N)
         return Inputs(
-            {"input_ids": seen_BT, "attention_mask": mask_BT},
+            inputs,
             places_N,
             labels_N,
-            {**columns, "original": put_at(seen_BT, places_N, labels_N)},
+            {**pad_features(self.columns, self.length, device), "original": original_BT},
         )
 
 

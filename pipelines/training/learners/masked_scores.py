@@ -23,10 +23,9 @@ from guidance.installation import Handle
 from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.next_sentence import FOREIGN
 from guidance.objectives.selection import logits_at
-from guidance.statistics.roles import COLUMNS
 from guidance.tasks.scores import Agreement
 from pipelines.engine.stage import Run
-from pipelines.training.batches import Examples, pad
+from pipelines.training.batches import Examples, pad_features
 from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import VALID_EPOCH, Inputs
 from pipelines.training.learners.masked_lm import FilledLM, MaskedLM
@@ -352,10 +351,8 @@ def _pseudo(run: Run, setup: Setup, model: Any, handle: Any) -> tuple[float, int
                 seen[np.arange(len(some)), some] = tokenizer.mask_token_id
                 inputs = {"input_ids": torch.from_numpy(seen).to(device)}
                 inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-                columns = {
-                    name: pad([rows.column(name, index)] * len(some), COLUMNS[name].fill, len(ids), device)
-                    for name in rows.columns
-                }
+                rows_of = {name: [rows.column(name, index)] * len(some) for name in rows.columns}
+                columns = pad_features(rows_of, len(ids), device)
                 columns["original"] = torch.from_numpy(np.tile(ids, (len(some), 1))).to(device)
                 at = torch.from_numpy(np.arange(len(some)) * len(ids) + some).to(device)
                 output = logits_at(model, at, **inputs, **handle.at_inference(**inputs, **columns))

@@ -19,7 +19,7 @@ from guidance.objectives.next_sentence import SPECIAL, Documents, next_sentence_
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
-from pipelines.training.batches import Examples, compact, pad, read_column
+from pipelines.training.batches import Examples, check_sizes, compact, pad, read_column
 from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import Inputs
 from pipelines.training.learners.masked_batches import MaskedBatch
@@ -92,8 +92,7 @@ def _place(artifact: Artifact, split: str, column: str, expected: np.ndarray) ->
     if name not in artifact.files:
         return np.zeros(0, np.int16)
     values, lengths = read_column(artifact, name, column, pa.int32(), compact)
-    if not np.array_equal(lengths, expected):
-        raise ArtifactDamaged(f"{artifact.path / name}: column {column} does not have one value for each token")
+    check_sizes(lengths, expected, artifact.path / name, column)
     return values
 
 

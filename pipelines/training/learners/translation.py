@@ -21,11 +21,10 @@ from guidance.errors import InputError
 from guidance.installation import Handle
 from guidance.objectives.selection import logits_at, places_of
 from guidance.objectives.translation import shift_right, translation_losses
-from guidance.statistics.roles import COLUMNS
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training import model_checks, models
-from pipelines.training.batches import Examples, pad
+from pipelines.training.batches import Examples, ids_and_mask, pad_features
 from pipelines.training.learner import Setup, folder_of
 from pipelines.training.learners.guided import GuidedLearner, Guides, Inputs
 from pipelines.training.objective import Objective
@@ -245,20 +244,17 @@ class TranslationLearner(GuidedLearner):
 def tensors(batch: TranslationBatch, model: Any) -> Inputs:
     """A batch on the device of a model."""
     device, config = next(model.parameters()).device, model.config
-    length, target_length = max(map(len, batch.sources)), max(map(len, batch.targets))
-    targets_BT = pad(batch.targets, config.pad_token_id, target_length)
-    valid_BT = pad([np.ones(len(row), np.int64) for row in batch.targets], 0, target_length)
+    targets_BT, valid_BT = ids_and_mask(batch.targets, config.pad_token_id).values()
     places_N = places_of(valid_BT)
     return Inputs(
         {
-            "input_ids": pad(batch.sources, config.pad_token_id, length, device),
-            "attention_mask": pad([np.ones(len(row), np.int64) for row in batch.sources], 0, length, device),
+            **ids_and_mask(batch.sources, config.pad_token_id, device),
             "decoder_input_ids": shift_right(targets_BT, config.decoder_start_token_id).to(device, non_blocking=True),
             "decoder_attention_mask": valid_BT.to(device, non_blocking=True),
         },
         places_N.to(device, non_blocking=True),
         targets_BT.flatten()[places_N].to(device, non_blocking=True),
-        {name: pad(rows, COLUMNS[name].fill, length, device) for name, rows in batch.columns.items() if rows},
+        pad_features(batch.columns, max(map(len, batch.sources)), device),
     )
 
 

@@ -63,20 +63,15 @@ class ExampleLearner(GuidedLearner):
 
     def __init__(self, setup: Setup, task: Task) -> None:
         model = build_model(setup, type(task), setup.plan.for_part("model"), **task.fields())
-        self.splits = {
+        splits = {
             "train": Grouped(setup.train, together=task.together, kept=task.kept(setup.train, setup.config)),
             "valid": Grouped(setup.valid, together=task.together),
         }
         check_lengths(model.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
-        guided = Guides(model, setup.plan, setup.tokenizer, setup.tables, folder=setup.folder, judged=("outputs",))
-        super().__init__(model, guided, setup)
-        self.task, self.seed = task, setup.config.seed
-        limit = setup.config.valid_sequences
-        self.num_valid = min(len(self.splits["valid"]), limit or len(self.splits["valid"]))
-        self.lengths = self.splits["train"].lengths
+        super().__init__(model, Guides(model, setup, setup.plan, judged=("outputs",)), setup, splits)
+        self.task, self.config, self.validated = task, setup.config, (task.name,)
         self.sizes = [len(self.splits["train"])]
         self.inputs = ModelInputs(model, setup.tokenizer.pad_token_id)
-        self.config = setup.config
         self.scorers = {task.name: self._score} if self.num_valid else {}
         self._predicted: list[Prediction] = []
 
@@ -119,10 +114,6 @@ class ExampleLearner(GuidedLearner):
 
     def weights(self, step: int) -> dict[str, float]:
         return {self.task.name: 1.0, **self.guided.weights(step)}
-
-    @property
-    def validated(self) -> tuple[str, ...]:
-        return (self.task.name,)
 
     def validate(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, float]]:
         inputs = self.inputs.of(batch)

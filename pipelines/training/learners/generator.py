@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guidance.batch import BatchGuidance
 from guidance.checkpoint import CONFIG_FILE, load_model
 from guidance.errors import InputError
 from guidance.objectives.masked_lm import Masker, cross_entropy
@@ -146,11 +145,7 @@ class Generator:
             inputs: gives the chosen tokens of a batch; the generator reads a mask token in place of every one of them.
         """
         self.network, self.mask_id, self.inputs = network, masker.mask_id, inputs
-        plan, folder = setup.plan.for_part("generator"), setup.folder and setup.folder / GENERATOR_FOLDER
-        handle = setup.handles.get(GENERATOR_FOLDER)
-        self.guided = Guides(
-            network, plan, setup.tokenizer, setup.tables, prefix=GENERATOR_FOLDER, folder=folder, handle=handle
-        )
+        self.guided = Guides(network, setup, setup.plan.for_part("generator"), prefix=GENERATOR_FOLDER)
         self.ordinary_W = torch.from_numpy(masker.ordinary)
 
     def counts(self, batch: FilledBatch) -> dict[str, float]:
@@ -159,13 +154,13 @@ class Generator:
 
     def losses(self, model: nn.Module, batch: FilledBatch, step: int) -> dict[str, Tensor]:
         inputs = self._masked(batch)
-        guidance = self._guide(inputs, step)
+        guidance = self.guided.handle.guide(**inputs.seen, step=step)
         return {**self._fill(model, batch, inputs, self.guided.forward(guidance)), **self.guided.losses(guidance)}
 
     def validate(self, model: nn.Module, batch: FilledBatch) -> dict[str, Tensor]:
         """Fill in a validation batch; gives the sums of the generator's losses."""
         inputs = self._masked(batch)
-        return self._fill(model, batch, inputs, self.guided.handle.at_inference(**inputs.model, **inputs.columns))
+        return self._fill(model, batch, inputs, self.guided.handle.at_inference(**inputs.seen))
 
     def weights(self, step: int) -> dict[str, float]:
         """The factors of the generator's losses."""
@@ -176,9 +171,6 @@ class Generator:
         ids_BT = put_at(inputs.model["input_ids"], inputs.places_N, self.mask_id)
         read = {"input_ids": ids_BT, "attention_mask": inputs.model["attention_mask"]}
         return replace(inputs, model=read)
-
-    def _guide(self, inputs: Inputs, step: int) -> BatchGuidance:
-        return self.guided.handle.guide(**inputs.model, step=step, **inputs.columns)
 
     def _fill(
         self, model: nn.Module, batch: FilledBatch, inputs: Inputs, extra: Mapping[str, Any]

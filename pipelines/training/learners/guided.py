@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -41,6 +40,11 @@ class Inputs:
     labels_N: Tensor
     columns: Mapping[str, Tensor]
 
+    @property
+    def seen(self) -> dict[str, Tensor]:
+        """What guides read: ids, attention mask and features."""
+        return {name: self.model[name] for name in ("input_ids", "attention_mask")} | dict(self.columns)
+
 
 class Guides:
     """The guides of one model: their losses, the factors of these losses, and how many keys their patterns matched.
@@ -56,27 +60,25 @@ class Guides:
     def __init__(
         self,
         model: Any,
+        setup: Setup,
         plan: Plan,
-        tokenizer: Any,
-        tables: Mapping[str, Any] | None = None,
         *,
         prefix: str = "",
         decoder_tokenizer: Any = None,
-        folder: Path | None = None,
         judged: Sequence[str] = ("tokens", "sentence"),
-        handle: Any = None,
     ) -> None:
         """
         Args:
-            folder: of the model to start from; weights that its plan learned there are taken over.
+            plan: what acts in this model; what it had learned in the model to start from is taken over.
+            prefix: the folder of this model beside the main one.
             judged: the outputs that an attack is judged by.
-            handle: of a model that is only evaluated, and has its plan already.
         """
-        if handle is not None:
-            plan = handle.plan
-        self.handle = handle or install(model, plan, tokenizer, decoder_tokenizer=decoder_tokenizer, tables=tables)
-        if handle is None and folder is not None:
-            take_over(self.handle, folder)
+        handle = setup.handles.get(prefix)
+        if handle is None:
+            handle = install(model, plan, setup.tokenizer, decoder_tokenizer=decoder_tokenizer, tables=setup.tables)
+            if setup.folder is not None:
+                take_over(handle, setup.folder / prefix)
+        self.handle, plan = handle, handle.plan
         self.labels = tuple(self.handle.alphas(0, 1))
         guides = dict(zip(plan.labels, plan.guides, strict=True))
         self.on_scores = tuple(label for label in self.labels if guides[label].makes("row_losses"))
@@ -195,33 +197,39 @@ class GuidedLearner(ABC):
         num_valid: how many validation examples are used.
     """
 
+    validated: tuple[str, ...]
+    """The names of the losses of `evaluate`; the first decides which step is best."""
     sizes: Sequence[int] | None = None
     scorers: Mapping[str, Callable[[nn.Module], Mapping[str, float]]] = MappingProxyType({})
 
-    def __init__(self, model: Any, guided: Guides, setup: Setup) -> None:
-        self.model, self.guided = model, guided
-        limit = setup.config.valid_sequences
-        self.num_valid = min(len(setup.valid), limit) if limit else len(setup.valid)
+    def __init__(self, model: Any, guided: Guides, setup: Setup, splits: Mapping[str, Any] | None = None) -> None:
+        """
+        Args:
+            splits: the examples, ``train`` and ``valid``; by default the sequences as they are.
+        """
+        self.model, self.guided, self.seed = model, guided, setup.config.seed
+        self.splits = splits or {"train": setup.train, "valid": setup.valid}
+        self.lengths: np.ndarray = self.splits["train"].lengths
+        number = len(self.splits["valid"])
+        self.num_valid = min(number, setup.config.valid_sequences or number)
         self.passes: Sequence[Any] = (self,)
+        self.all_guides: tuple[Guides, ...] = (guided,)
 
     @property
     def floor(self) -> float | None:
         return None
 
     def begin(self, total_steps: int) -> None:
-        self.guided.total_steps = total_steps
+        for guides in self.all_guides:
+            guides.total_steps = total_steps
 
     def at(self, step: int) -> None:
-        self.guided.at(step)
+        for guides in self.all_guides:
+            guides.at(step)
 
     @abstractmethod
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> Any:
         """See `pipelines.training.learner.Learner`; also for the validation split."""
-
-    @property
-    @abstractmethod
-    def validated(self) -> tuple[str, ...]:
-        """The names of the losses of `evaluate`; the first decides which step is best."""
 
     @abstractmethod
     def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -246,10 +254,11 @@ class GuidedLearner(ABC):
         return torch.tensor([int(source.random_raw()) >> 1 for source in sources], dtype=torch.int64)
 
     def tallies(self) -> dict[str, float]:
-        return self.guided.tallies()
+        return {name: number for guides in self.all_guides for name, number in guides.tallies().items()}
 
     def restore(self, tallies: Mapping[str, float]) -> None:
-        self.guided.restore(tallies)
+        for guides in self.all_guides:
+            guides.restore(tallies)
 
     def folders(self) -> tuple[ModelFolder, ...]:
         return (ModelFolder("", "", self.model, self.guided.handle.plan),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -43,13 +43,9 @@ class MaskedLM(GuidedLearner):
     """The names that `task_losses` gives; the first decides which step is best."""
 
     def __init__(self, setup: Setup, model: Any) -> None:
-        tokenizer = setup.tokenizer
-        guided = Guides(model, setup.plan, tokenizer, setup.tables, folder=setup.folder, handle=setup.handles.get(""))
-        super().__init__(model, guided, setup)
-        self.splits, self.seed = {"train": setup.train, "valid": setup.valid}, setup.config.seed
-        self.pad_id = tokenizer.pad_token_id
-        self.masker = masker_of(tokenizer, setup.config.mask_probability)
-        self.lengths = setup.train.lengths
+        super().__init__(model, Guides(model, setup, setup.plan), setup)
+        self.pad_id, self.validated = setup.tokenizer.pad_token_id, self.TASKS
+        self.masker = masker_of(setup.tokenizer, setup.config.mask_probability)
 
     @cached_property
     def floor(self) -> float | None:
@@ -98,13 +94,9 @@ class MaskedLM(GuidedLearner):
     def weights(self, step: int) -> dict[str, float]:
         return {"mlm": 1.0, **self.guided.weights(step)}
 
-    @property
-    def validated(self) -> tuple[str, ...]:
-        return self.TASKS
-
     def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
         inputs = self.tensors(batch)
-        extra = self.guided.handle.at_inference(**_seen(inputs))
+        extra = self.guided.handle.at_inference(**inputs.seen)
         return self.task_losses(self.call(model, inputs, **extra), inputs), self.task_counts(batch)
 
     def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
@@ -129,12 +121,7 @@ class MaskedLM(GuidedLearner):
 
     def guide(self, inputs: Inputs, step: int = 0) -> BatchGuidance:
         """The guidance of a batch, made of its ids, attention mask and features."""
-        return self.guided.handle.guide(**_seen(inputs), step=step)
-
-
-def _seen(inputs: Inputs) -> dict[str, Tensor]:
-    """The ids, the attention mask and the features of a batch."""
-    return {name: inputs.model[name] for name in ("input_ids", "attention_mask")} | dict(inputs.columns)
+        return self.guided.handle.guide(**inputs.seen, step=step)
 
 
 class FilledLM(MaskedLM):
@@ -159,16 +146,8 @@ class FilledLM(MaskedLM):
         else:
             self.generator = Generator(setup, network, self.masker, super().tensors)
             self.model, self.passes = Pair(model, network), (self.generator, self)
-
-    def begin(self, total_steps: int) -> None:
-        super().begin(total_steps)
-        if self.generator:
-            self.generator.guided.total_steps = total_steps
-
-    def at(self, step: int) -> None:
-        super().at(step)
-        if self.generator:
-            self.generator.guided.at(step)
+            self.all_guides += (self.generator.guided,)
+            self.validated += Generator.LOSSES
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> FilledBatch:
         masked = super().prepare(examples, split)
@@ -192,22 +171,10 @@ class FilledLM(MaskedLM):
     def weights(self, step: int) -> dict[str, float]:
         return {**super().weights(step), **(self.generator.weights(step) if self.generator else {})}
 
-    @property
-    def validated(self) -> tuple[str, ...]:
-        return (*super().validated, *(Generator.LOSSES if self.generator else ()))
-
     def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
         filling = self.generator.validate(model, batch) if self.generator else {}
         sums, counts = super().validate(model, batch)
         return {**sums, **filling}, {**counts, **dict.fromkeys(filling, batch.chosen)}
-
-    def tallies(self) -> dict[str, float]:
-        return {**super().tallies(), **(self.generator.guided.tallies() if self.generator else {})}
-
-    def restore(self, tallies: Mapping[str, float]) -> None:
-        super().restore(tallies)
-        if self.generator:
-            self.generator.guided.restore(tallies)
 
     def folders(self) -> tuple[ModelFolder, ...]:
         if not self.generator:

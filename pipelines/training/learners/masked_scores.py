@@ -237,13 +237,7 @@ def _passes(
                 sums = generator.validate(learner.model, batch) if generator else {}
                 filling += [*(float(value) for value in sums.values()), *[0.0] * (3 - len(sums)), batch.chosen]
             inputs = learner.tensors(batch)
-            ids = {name: inputs.model[name] for name in ("input_ids", "attention_mask")}
-            yield (
-                numbers,
-                batch,
-                inputs,
-                learner.call(learner.model, inputs, **handle.at_inference(**ids, **inputs.columns)),
-            )
+            yield numbers, batch, inputs, learner.call(learner.model, inputs, **handle.at_inference(**inputs.seen))
             bar.advance(len(numbers))
 
 

@@ -206,13 +206,11 @@ class TranslationLearner(GuidedLearner):
     """Translation; see `pipelines.training.learner.Learner`.  The loss is label-smoothed; ``loss/nll``, which is only reported,
     is not."""
 
+    validated = ("nll",)
+
     def __init__(self, setup: Setup, model: Any, tokenizer: Any, splits: Mapping[str, Pairs]) -> None:
-        guided = Guides(
-            model, setup.plan, setup.tokenizer, setup.tables, decoder_tokenizer=tokenizer, folder=setup.folder
-        )
-        super().__init__(model, guided, setup)
-        self.splits, self.smoothing = splits, setup.config.label_smoothing
-        self.lengths = splits["train"].lengths
+        super().__init__(model, Guides(model, setup, setup.plan, decoder_tokenizer=tokenizer), setup, splits)
+        self.smoothing = setup.config.label_smoothing
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> TranslationBatch:
         return self.splits[split].batch([index for _, index in examples])
@@ -231,10 +229,6 @@ class TranslationLearner(GuidedLearner):
 
     def weights(self, step: int) -> dict[str, float]:
         return {"translation": 1.0, **self.guided.weights(step)}
-
-    @property
-    def validated(self) -> tuple[str, ...]:
-        return ("nll",)
 
     def validate(self, model: nn.Module, batch: TranslationBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
         nll = likelihood(model, self.guided.handle, tensors(batch, self.model))

@@ -84,16 +84,13 @@ def predict(
     Returns:
         For each example its ``id`` and what the model says, in JSON's types; see the ``answers`` of its task.
     """
-    from guidance.checkpoint import CONFIG_FILE, find_plan, read_config
+    from guidance.checkpoint import config_of, find_plan
     from guidance.plan import Plan
     from pipelines.training.opening import open_trained
 
     given = model_input(model, store)
     folder = folder_of(given)
-    try:
-        described = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
-    except OSError as error:
-        raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
+    described = config_of(folder)
     task = TASKS[config.task] if config.task != "auto" else task_of(described)
     if task is None:
         raise InputError(

@@ -21,6 +21,7 @@ from guidance.checkpoint.loading import load as load
 from guidance.checkpoint.loading import load_model as load_model
 from guidance.checkpoint.loading import restore as restore
 from guidance.checkpoint.loading import take_over as take_over
+from guidance.checkpoint.opening import config_of as config_of
 from guidance.checkpoint.opening import find_plan as find_plan
 from guidance.checkpoint.opening import new_model as new_model
 from guidance.checkpoint.opening import read_config as read_config

@@ -124,6 +124,11 @@ def _read_configuration(folder: Path, fields: Mapping[str, Any] = {}) -> tuple[A
     return config, json.loads(data)
 
 
+def config_of(folder: Path) -> Any:
+    """The configuration of a model folder, see `read_config`; InputError if there is none."""
+    return _read_configuration(folder)[0]
+
+
 def find_plan(folder: Path) -> Plan | None:
     """The plan of a model folder: ``plan.toml``, or what ``guide_plan`` in ``config.json`` says; None for an ordinary model."""
     written = Plan.load(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None

@@ -195,11 +195,10 @@ def _check_length(config: Config, store: Store) -> None:
     """Raises InputError for a ``--max-length`` that the model of ``--init`` cannot read, before sequences of it are made."""
     if not config.init or not config.max_length or config.extend_positions:
         return
-    from guidance.checkpoint import CONFIG_FILE, read_config
+    from guidance.checkpoint import config_of
     from pipelines.training.model_checks import longest_input
 
-    path = folder_of(model_input(config.init, store)) / CONFIG_FILE
-    most = longest_input(read_config(path.read_bytes(), str(path)))
+    most = longest_input(config_of(folder_of(model_input(config.init, store))))
     if most is not None and config.max_length > most:
         raise InputError(
             f"--max-length {config.max_length}: the model of --init reads at most {most} tokens",

@@ -211,10 +211,10 @@ def longest(model: str, given: int, store: Store) -> int:
 
 def _usual_length(folder: Path) -> int:
     """128 tokens, or as many as the model in a folder reads, if these are fewer."""
-    if not (found := folder / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         return USUAL_LENGTH
-    from guidance.checkpoint import read_config
+    from guidance.checkpoint import config_of
     from pipelines.training.model_checks import longest_input
 
-    most = longest_input(read_config(found.read_bytes(), str(found)))
+    most = longest_input(config_of(folder))
     return USUAL_LENGTH if most is None else min(USUAL_LENGTH, most)

@@ -34,13 +34,10 @@ def convert(folder: Path, out: Path) -> dict[str, int]:
     InputError if ``folder`` has no pickled PyTorch weights, or they contain more than tensors, or ``out`` exists, and
     MachineError if ``out`` cannot be written."""
     check_working_folder()
-    from guidance.checkpoint import read_config
+    from guidance.checkpoint import config_of
 
     weights = _weight_files(folder)
-    try:
-        read_config((folder / "config.json").read_bytes(), str(folder / "config.json"))
-    except OSError as error:
-        raise InputError(f"{folder}: not a model folder (no readable config.json)") from error
+    config_of(folder)  # raises InputError for what is no model folder
     with new_folder(out) as temporary:
         written = _convert_in_subprocess(weights, temporary / "model.safetensors")
         for name in COPIED:

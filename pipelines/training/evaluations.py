@@ -34,12 +34,9 @@ def measured_by(folder: Path, data: Artifact) -> type[Objective]:
     Raises:
         InputError: nothing can measure it.
     """
-    from guidance.checkpoint import CONFIG_FILE, read_config
+    from guidance.checkpoint import config_of
 
-    try:
-        config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
-    except OSError as error:
-        raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
+    config = config_of(folder)
     learned = task_of(config)
     able = [row for row in MEASURED.values() if row.measures(config, data)]
     if able:

@@ -1,8 +1,8 @@
-"""What the training loop needs of an objective (`Learner`), and what an objective makes one of (`Setup`)."""
+"""What an objective makes a learner of (`Setup`), and what the training loop needs of one: its passes, and its model folders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor, nn
 
     from guidance.plan import Plan
@@ -49,54 +48,7 @@ class Pass(Protocol):
 
     def losses(self, model: nn.Module, batch: Any, step: int) -> dict[str, Tensor]:
         """The undivided sum of each loss for one micro-batch, after ``step`` finished updates.  A loss without a factor in
-        `Learner.weights` is only reported."""
-
-
-class Learner(Protocol):
-    """A model with its training data and losses.
-
-    Attributes:
-        model: the module that is trained; the passes call its forward.
-        lengths: tokens of each training example.
-        sizes: training examples of each sequences artifact; None if they are the rows of its table.
-        passes: run one after the other, each over all micro-batches of a step; gradients flow through all of them.
-        scorers: by task name, functions that score the model at every validation, in evaluation mode and without gradients.
-            The metrics, by name and the same in every process, become the columns ``eval/<task>/<metric>``.
-        floor: the first validation loss that word frequencies alone give, in nats; None where they give none.
-    """
-
-    model: nn.Module
-    lengths: np.ndarray
-    sizes: Sequence[int] | None
-    passes: Sequence[Pass]
-    scorers: Mapping[str, Callable[[nn.Module], Mapping[str, float]]]
-
-    @property
-    def floor(self) -> float | None: ...
-
-    def begin(self, total_steps: int) -> None:
-        """Called once, with the number of steps of the run."""
-
-    def at(self, step: int) -> None:
-        """Called when ``step`` updates are finished: before the first one, after each, and when a run goes on."""
-
-    def prepare(self, examples: Sequence[tuple[int, int]]) -> Any:
-        """Make a micro-batch from (epoch, example) pairs, with all its random choices, on the CPU."""
-
-    def weights(self, step: int) -> dict[str, float]:
-        """The factor of each loss in the total after ``step`` finished updates; the task's own loss comes first."""
-
-    def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
-        """Sum and count of each validation loss over this process's share; the first one decides which step is best."""
-
-    def tallies(self) -> dict[str, float]:
-        """What this process has counted, by name; the same names in every process.  The loop adds them up."""
-
-    def restore(self, tallies: Mapping[str, float]) -> None:
-        """Continue counting from the tallies of a checkpoint."""
-
-    def folders(self) -> Sequence[ModelFolder]:
-        """The models that a finished run writes; the first is the main model."""
+        `pipelines.training.learners.guided.Learner.weights` is only reported."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tokenizers import processors
 from torch import Tensor
 from transformers import BatchEncoding
 
-from guidance.checkpoint import CONFIG_FILE, TARGET_FOLDER, find_plan, read_config
+from guidance.checkpoint import TARGET_FOLDER, config_of, find_plan
 from guidance.errors import InputError, NumericalError, PlanError
 from guidance.objectives.selection import logits_at
 from guidance.objectives.translation import translate
@@ -88,10 +88,7 @@ class LiveModel:
     def __init__(self, folder: Path, device: str = "auto", random_seed: int | None = None) -> None:
         """Opens a model, or one of its shape with random weights of a seed, without a plan.  Raises InputError if it cannot do it,
         and PlanError if it needs more than a bare text."""
-        try:
-            config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
-        except OSError as error:
-            raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
+        config = config_of(folder)
         self.check(folder, config)
         plan = find_plan(folder)
         self.needed = check_bare_text(plan or Plan(), folder, self.takes_masks)

@@ -27,7 +27,7 @@ from pipelines.training.batches import shares
 from pipelines.training.checkpoints import NAMES, Checkpoints
 from pipelines.training.cluster import Cluster, StopRequest
 from pipelines.training.config import TrainingConfig
-from pipelines.training.learner import Learner
+from pipelines.training.learners.guided import Learner
 from pipelines.training.memory import compile_model
 from pipelines.training.metrics_log import Beginning, MetricsLog
 from pipelines.training.optimization import Optimizer

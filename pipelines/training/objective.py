@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pipelines.engine.stage import Run
     from pipelines.metrics.comparison import Compared, Table
     from pipelines.storage.artifacts import Artifact
-    from pipelines.training.learner import Learner, Setup
+    from pipelines.training.learner import Setup
+    from pipelines.training.learners.guided import Learner
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,11 @@ def owners_of(patterns: Iterable[str | Mapping[str, Any]]) -> set[str]:
 
 def family_owner(folder: Path) -> set[str]:
     """The package of others that registers the family of a model, if there is one."""
-    from guidance.checkpoint import CONFIG_FILE, read_config
+    from guidance.checkpoint import config_of
     from guidance.models.families import FAMILIES
     from guidance.registry import load_entry_points
 
-    config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
-    name = config.model_type.replace("-", "_")
+    name = config_of(folder).model_type.replace("-", "_")
     if name not in FAMILIES:
         load_entry_points()
     return {FAMILIES.packages[name]} if name in FAMILIES.packages else set()

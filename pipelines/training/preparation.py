@@ -10,7 +10,8 @@ from guidance.errors import InputError, counted
 from guidance.plan import Plan
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.batches import Examples
-from pipelines.training.learner import Learner, Setup
+from pipelines.training.learner import Setup
+from pipelines.training.learners.guided import Learner
 from pipelines.training.memory import checkpoint_activations
 from pipelines.training.models import WORD_MODELS, dimensions, read_tokenizer
 from pipelines.training.order import BLOCK, AnyOrder, LengthOrder, MixedOrder, Order

@@ -25,7 +25,7 @@ class State:
     Attributes:
         step: how many updates were made.
         best: the steps of the best validations, and their losses or metrics, the best one first.
-        tallies: see `pipelines.training.learner.Learner.tallies`, of all processes.
+        tallies: see `pipelines.training.learners.guided.Learner.tallies`, of all processes.
         circumstances: what the exact bits depend on besides the configuration.
         log: the log of metrics up to this step; None if the checkpoint does not record it.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipelines.metrics.significance import Statistic
     from pipelines.storage.artifacts import Artifact
     from pipelines.training.batches import Examples
-    from pipelines.training.learner import Learner, Setup
+    from pipelines.training.learner import Setup
 
 UNKNOWN = -100
 """The target of an example without a true answer, or with one that the model cannot give."""
@@ -106,6 +106,7 @@ class Task(Objective, ABC):
     families: ClassVar[tuple[str, ...]] = ("bert", "roberta", "electra", "modernbert")
     needs_mask_token: ClassVar[bool] = False
     needs_corpus: ClassVar[bool] = True
+    learner: ClassVar[str] = "pipelines.training.learners.perturbed:prepare"
 
     shape: ClassVar[str]
     selectable: ClassVar[tuple[str, ...]]
@@ -159,13 +160,6 @@ class Task(Objective, ABC):
     def of_model(cls, config: Any) -> Self:
         """The task for the labels of a trained model; by default a task without labels of its own."""
         return cls()
-
-    @classmethod
-    def prepare(cls, setup: Setup) -> Learner:
-        learner: Learner = resolve_name("pipelines.training.learners.perturbed:learner_of")(
-            setup, cls.of_training(setup)
-        )
-        return learner
 
     @classmethod
     def evaluate(cls, run: Run[Any], folder: Path, model: Any, handle: Any) -> None:

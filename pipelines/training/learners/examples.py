@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from guidance.batch import BatchGuidance
 from pipelines.training.batches import Examples, ids_and_mask, pad, pad_features
 from pipelines.training.learner import Setup
-from pipelines.training.learners.guided import GuidedLearner, Guides
+from pipelines.training.learners.guided import Guides, Learner
 from pipelines.training.model_checks import check_lengths
 from pipelines.training.models import build_model
 from pipelines.training.task import Batch, Prediction, Task
@@ -58,8 +58,8 @@ class Grouped:
         )
 
 
-class ExampleLearner(GuidedLearner):
-    """Trains a guided model on the examples of a task; see `pipelines.training.learner.Learner`."""
+class ExampleLearner(Learner):
+    """Trains a guided model on the examples of a task; see `pipelines.training.learners.guided.Learner`."""
 
     def __init__(self, setup: Setup, task: Task) -> None:
         model = build_model(setup, type(task), setup.plan.for_part("model"), **task.fields())

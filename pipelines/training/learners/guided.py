@@ -17,7 +17,7 @@ from guidance.checkpoint import take_over
 from guidance.installation import install
 from guidance.mechanisms.attacks import Form, divergence
 from guidance.plan import Plan
-from pipelines.training.learner import ModelFolder, Setup
+from pipelines.training.learner import ModelFolder, Pass, Setup
 
 VALID_EPOCH = 2**62
 """The epoch number for masking validation sequences: the same tokens every time, and not those of a training epoch."""
@@ -190,15 +190,22 @@ class Guides:
         self._earlier = dict(tallies)
 
 
-class GuidedLearner(ABC):
-    """The base of learners that train one guided model; see `pipelines.training.learner.Learner`.
+class Learner(Pass, ABC):
+    """What the training loop trains: a guided model with its examples and losses, which is a pass itself.
 
     Attributes:
+        model: the module that is trained; the passes call its forward.
+        splits: the examples of ``train`` and ``valid``; ``lengths``: tokens of each training example.
+        sizes: training examples of each sequences artifact; None if they are the rows of its table.
         num_valid: how many validation examples are used.
+        validated: the names of the losses of `evaluate`; the first decides which step is best.
+        passes: run one after the other, each over all micro-batches of a step; gradients flow through all of them.
+        scorers: by task name, functions that score the model at every validation, in evaluation mode and without gradients.
+            The metrics, by name and the same in every process, become the columns ``eval/<task>/<metric>``.
+        floor: the first validation loss that word frequencies alone give, in nats; None where they give none.
     """
 
     validated: tuple[str, ...]
-    """The names of the losses of `evaluate`; the first decides which step is best."""
     sizes: Sequence[int] | None = None
     scorers: Mapping[str, Callable[[nn.Module], Mapping[str, float]]] = MappingProxyType({})
 
@@ -212,7 +219,7 @@ class GuidedLearner(ABC):
         self.lengths: np.ndarray = self.splits["train"].lengths
         number = len(self.splits["valid"])
         self.num_valid = min(number, setup.config.valid_sequences or number)
-        self.passes: Sequence[Any] = (self,)
+        self.passes: Sequence[Pass] = (self,)
         self.all_guides: tuple[Guides, ...] = (guided,)
 
     @property
@@ -220,22 +227,29 @@ class GuidedLearner(ABC):
         return None
 
     def begin(self, total_steps: int) -> None:
+        """Called once, with the number of steps of the run."""
         for guides in self.all_guides:
             guides.total_steps = total_steps
 
     def at(self, step: int) -> None:
+        """Called when ``step`` updates are finished: before the first one, after each, and when a run goes on."""
         for guides in self.all_guides:
             guides.at(step)
 
     @abstractmethod
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> Any:
-        """See `pipelines.training.learner.Learner`; also for the validation split."""
+        """Make a micro-batch from (epoch, example) pairs, with all its random choices, on the CPU."""
+
+    @abstractmethod
+    def weights(self, step: int) -> dict[str, float]:
+        """The factor of each loss in the total after ``step`` finished updates; the task's own loss comes first."""
 
     @abstractmethod
     def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Sums and counts of the losses of a validation batch."""
 
     def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
+        """Sum and count of each validation loss over this process's share."""
         if not self.num_valid:
             return {}
         totals = dict.fromkeys(self.validated, (0.0, 0.0))
@@ -254,11 +268,14 @@ class GuidedLearner(ABC):
         return torch.tensor([int(source.random_raw()) >> 1 for source in sources], dtype=torch.int64)
 
     def tallies(self) -> dict[str, float]:
+        """What this process has counted, by name; the same names in every process.  The loop adds them up."""
         return {name: number for guides in self.all_guides for name, number in guides.tallies().items()}
 
     def restore(self, tallies: Mapping[str, float]) -> None:
+        """Continue counting from the tallies of a checkpoint."""
         for guides in self.all_guides:
             guides.restore(tallies)
 
     def folders(self) -> tuple[ModelFolder, ...]:
+        """The models that a finished run writes; the first is the main model."""
         return (ModelFolder("", "", self.model, self.guided.handle.plan),)

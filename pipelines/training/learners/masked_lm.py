@@ -18,7 +18,7 @@ from guidance.objectives.selection import logits_at, put_at
 from guidance.statistics.ngrams import unigram_nats
 from pipelines.training.learner import ModelFolder, Setup
 from pipelines.training.learners.generator import Generator, Pair, build_generator
-from pipelines.training.learners.guided import GuidedLearner, Guides, Inputs
+from pipelines.training.learners.guided import Guides, Inputs, Learner
 from pipelines.training.learners.masked_batches import FilledBatch, MaskedBatch
 from pipelines.training.model_checks import check_lengths
 from pipelines.training.models import build_model, masker_of
@@ -36,8 +36,8 @@ def prepare(setup: Setup, objective: type[Objective]) -> MaskedLM:
     return FilledLM(setup, model, build_generator(setup, model) if kind == "transformer" else None)
 
 
-class MaskedLM(GuidedLearner):
-    """Masked language modelling; see `pipelines.training.learner.Learner`."""
+class MaskedLM(Learner):
+    """Masked language modelling; see `pipelines.training.learners.guided.Learner`."""
 
     TASKS: ClassVar[tuple[str, ...]] = ("mlm",)
     """The names that `task_losses` gives; the first decides which step is best."""

@@ -133,7 +133,7 @@ class PairInputs(Inputs):
 
 
 class NextSentence(MaskedLM):
-    """Masked language modelling and next-sentence prediction; see `pipelines.training.learner.Learner`.  The splits are
+    """Masked language modelling and next-sentence prediction; see `pipelines.training.learners.guided.Learner`.  The splits are
     `Documents`."""
 
     TASKS: ClassVar[tuple[str, ...]] = ("mlm", "nsp", "accuracy/nsp")

@@ -17,14 +17,10 @@ from pipelines.training.learners.examples import ExampleLearner
 from pipelines.training.task import Batch, Task
 
 
-def learner_of(setup: Setup, task: Task) -> ExampleLearner:
-    """The learner of a task for the adversarial training that the settings ask for.
-
-    Raises:
-        InputError: data, plan, model and settings do not fit each other.
-    """
+def prepare(setup: Setup, task: type[Task]) -> ExampleLearner:
+    """Raises InputError when data, plan, model and settings do not fit each other."""
     kinds = {"none": ExampleLearner, "freelb": FreeLBLearner, "smart": SmartLearner}
-    return kinds[setup.config.adversarial](setup, task)
+    return kinds[setup.config.adversarial](setup, task.of_training(setup))
 
 
 class FreeLBLearner(ExampleLearner):

@@ -45,7 +45,7 @@ def prepare(setup: Setup, objective: type[Objective]) -> ReplacedToken:
 
 
 class ReplacedToken(FilledLM):
-    """Replaced-token detection; see `pipelines.training.learner.Learner`.  The discriminator's loss decides which step is best;
+    """Replaced-token detection; see `pipelines.training.learners.guided.Learner`.  The discriminator's loss decides which step is best;
     its ``recall`` is the share of the replaced tokens that it finds."""
 
     PARTS: ClassVar[tuple[str, ...]] = ("model", "discriminator")

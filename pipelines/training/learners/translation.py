@@ -26,7 +26,7 @@ from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training import model_checks, models
 from pipelines.training.batches import Examples, ids_and_mask, pad_features
 from pipelines.training.learner import Setup, folder_of
-from pipelines.training.learners.guided import GuidedLearner, Guides, Inputs
+from pipelines.training.learners.guided import Guides, Inputs, Learner
 from pipelines.training.objective import Objective
 
 
@@ -202,8 +202,8 @@ class TranslationBatch:
         return self.num_targets + sum(map(len, self.sources))
 
 
-class TranslationLearner(GuidedLearner):
-    """Translation; see `pipelines.training.learner.Learner`.  The loss is label-smoothed; ``loss/nll``, which is only reported,
+class TranslationLearner(Learner):
+    """Translation; see `pipelines.training.learners.guided.Learner`.  The loss is label-smoothed; ``loss/nll``, which is only reported,
     is not."""
 
     validated = ("nll",)

@@ -190,14 +190,10 @@ class Classification(Task):
 
 def _same_order(labels: list[str], setup: Setup) -> list[str]:
     """The labels in the order of the model to start from, if it has the same ones, so that its head stays right."""
-    from guidance.checkpoint import read_config
+    from guidance.checkpoint import config_of
 
     assert setup.folder is not None
-    path = setup.folder / "config.json"
-    try:
-        config = read_config(path.read_bytes(), str(path))
-    except OSError:
-        return labels  # opening the model reports it
+    config = config_of(setup.folder)
     known = [str(config.id2label[number]) for number in sorted(config.id2label)]
     return known if sorted(known) == sorted(labels) else labels
 

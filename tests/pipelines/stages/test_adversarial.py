@@ -24,7 +24,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.batches import Examples
 from pipelines.training.cluster import StopRequest
-from pipelines.training.learners.guided import GuidedLearner
+from pipelines.training.learners.guided import Learner
 from pipelines.training.learners.perturbed import _GUIDE
 from tests import finetunings
 from tests.trainings import one_thread  # noqa: F401
@@ -95,7 +95,7 @@ class Plain:
         )
         self.valid = torch.nn.utils.rnn.pad_sequence([torch.ones(len(ids)) for ids in lists], batch_first=True).bool()
         self.labels = torch.tensor([self.model.config.label2id[label] for label in rows.labels])
-        seeds = GuidedLearner.seeds(3, [(0, number) for number in range(len(rows))])
+        seeds = Learner.seeds(3, [(0, number) for number in range(len(rows))])
         self.seeds = seeds_of(seeds, "encoder", 0, _GUIDE)
         self.width = self.model.config.hidden_size
 

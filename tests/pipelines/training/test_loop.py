@@ -25,7 +25,7 @@ from pipelines.training import memory
 from pipelines.training.batches import Examples
 from pipelines.training.cluster import Cluster, StopRequest
 from pipelines.training.learner import Setup
-from pipelines.training.learners.guided import GuidedLearner
+from pipelines.training.learners.guided import Learner
 from pipelines.training.learners.masked_batches import MaskedBatch
 from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.optimization import Optimizer
@@ -318,7 +318,7 @@ def test_scores_of_validations_become_columns_for_compare(store: Store, monkeypa
         asked.append(model.training or torch.is_grad_enabled())
         return {"f1": 0.25 * len(asked)}
 
-    monkeypatch.setattr(GuidedLearner, "scorers", {"names": score})
+    monkeypatch.setattr(Learner, "scorers", {"names": score})
     run = trainings.train(store, trainings.sequences(store), steps=6, evaluate_every=2).artifact
     column = [row.get("eval/names/f1") for row in map(json.loads, run.read("metrics.jsonl").splitlines())]
     assert column == [None, 0.25, None, 0.5, None, 0.75] and not any(asked)

@@ -20,18 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guidance.errors import InputError, Interrupted, MachineError, NumericalError
+from guidance.errors import GuidanceHadNoEffect, InputError, Interrupted, MachineError, NumericalError
+from guidance.guided_model import check_matches
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.training.batches import shares
 from pipelines.training.checkpoints import NAMES, Checkpoints
 from pipelines.training.cluster import Cluster, StopRequest
-from pipelines.training.config import TrainingConfig
-from pipelines.training.learners.guided import Learner
 from pipelines.training.memory import compile_model
 from pipelines.training.metrics_log import Beginning, MetricsLog
 from pipelines.training.optimization import Optimizer
-from pipelines.training.order import AnyOrder
+from pipelines.training.preparation import Prepared
 from pipelines.training.report import training_losses, validation_losses
 from pipelines.training.state import State, read_state, write_state, write_weights
 from pipelines.training.trackers import Trackers
@@ -60,34 +59,28 @@ class Outcome:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def train(
-    learner: Learner,
-    order: AnyOrder,
-    settings: TrainingConfig,
-    cluster: Cluster,
-    partial: Path,
-    *,
-    progress: Progress,
-    trackers: Path,
-) -> Outcome:
+def train(prepared: Prepared, cluster: Cluster, partial: Path, progress: Progress) -> Outcome:
     """Train to the last step, from the newest checkpoint in ``partial`` if there is one.
 
-    Args:
-        trackers: the folder for the files of trackers.
-
     Raises:
+        GuidanceHadNoEffect: the pattern of a guide matched nothing in the whole run.
         NumericalError: a loss or the gradient is not finite; the weights were not updated with it.
         Interrupted: the run was stopped after a step; a checkpoint is saved.
         InputError: a batch has fewer examples than there are processes; or a tracker does not exist.
         MachineError: a file could not be saved; or there is not enough memory.
     """
-    if order.smallest < cluster.world:
+    world, smallest = cluster.world, prepared.order.smallest
+    if cluster.leads:
+        kind = cluster.device.type
+        log.info("training on %s, %s, %d process%s", kind, cluster.precision, world, "es" if world > 1 else "")
+    if smallest < world:
         raise InputError(
-            f"a batch of {order.smallest} cannot be split over {cluster.world} processes",
+            f"a batch of {smallest} cannot be split over {world} processes",
             hint="a larger --batch-size or --batch-tokens, or fewer processes",
         )
+    trackers = partial.parents[2] / "trackers" / f"{partial.parent.name}-{partial.name}"
     try:
-        return _Loop(learner, order, settings, cluster, partial, progress, trackers).run()
+        outcome = _Loop(prepared, cluster, partial, progress, trackers).run()
     except RuntimeError as error:
         if "DefaultCPUAllocator" in str(error):  # torch has no exception class for this on the CPU
             raise MachineError("not enough memory", hint="a smaller batch, or --micro-batches 2") from error
@@ -96,29 +89,28 @@ def train(
         if "onnection closed by peer" in str(error) or "onnection reset by peer" in str(error):
             raise MachineError("another process of this run has ended", hint="see its message") from error
         raise
+    try:
+        check_matches(outcome.tallies)
+    except GuidanceHadNoEffect as error:
+        error.hint = f"{error.hint}; `guide rm model/{partial.name}` removes the unfinished run"
+        raise
+    return outcome
 
 
-def step_timer(
-    learner: Learner, order: AnyOrder, settings: TrainingConfig, cluster: Cluster, folder: Path
-) -> Callable[[], float]:
+def step_timer(prepared: Prepared, cluster: Cluster, folder: Path) -> Callable[[], float]:
     """A function that makes one training step and gives its seconds; nothing is validated, logged or saved."""
-    loop = _Loop(learner, order, settings, cluster, folder, Progress(), folder)
-    learner.at(0)
+    loop = _Loop(prepared, cluster, folder, Progress(), folder)
+    prepared.learner.at(0)
     return lambda: loop._train_step()["seconds"]
 
 
 class _Loop:
     def __init__(
-        self,
-        learner: Learner,
-        order: AnyOrder,
-        settings: TrainingConfig,
-        cluster: Cluster,
-        partial: Path,
-        progress: Progress,
-        tracker_folder: Path,
+        self, prepared: Prepared, cluster: Cluster, partial: Path, progress: Progress, tracker_folder: Path
     ) -> None:
-        self.learner, self.order, self.settings, self.cluster = learner, order, settings, cluster
+        self.learner, self.order, self.cluster = prepared.learner, prepared.order, cluster
+        self.settings = settings = prepared.settings
+        learner = self.learner
         learner.begin(settings.steps)
         self.progress, self.tracker_folder, self.wanted = progress, tracker_folder, settings.best
         self.checkpoints = Checkpoints(partial)

@@ -11,7 +11,7 @@ from guidance.errors import InputError, counted
 from pipelines.storage.manifest import digest
 
 if TYPE_CHECKING:
-    from pipelines.training.batches import Examples
+    pass
 
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
 """Model types whose position numbers start after their padding id."""
@@ -25,8 +25,8 @@ def longest_input(found: Any) -> int | None:
     return most
 
 
-def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) -> None:
-    """Raises InputError when a sequence is longer than the model allows."""
+def check_lengths(found: Any, splits: Mapping[str, Any], reference: str) -> None:
+    """Raises InputError when a sequence, or a side of a pair, is longer than the model allows; ``splits`` know their ``lengths``."""
     most = longest_input(found)
     if most is None:
         return

@@ -10,6 +10,7 @@ from guidance.errors import InputError, counted
 from guidance.plan import Plan
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.batches import Examples
+from pipelines.training.config import TrainingConfig
 from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import Learner
 from pipelines.training.memory import checkpoint_activations
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prepared:
-    """The plan, the learner, the order of its examples, and the number of steps of a run and of one epoch."""
+    """The plan of a run, its learner, the order of its examples, and its settings with the number of steps."""
 
     plan: Plan
     learner: Learner
     order: AnyOrder
-    steps: int
-    steps_of_epoch: float
+    settings: TrainingConfig
 
     @classmethod
     def of(cls, config: Any, inputs: Mapping[str, Any]) -> Prepared:
@@ -74,14 +74,14 @@ class Prepared:
         outside = [step for step in config.snapshots if not 0 <= step <= steps]
         if outside:
             raise InputError(f"--snapshots {outside[0]}: the run has {steps} steps")
-        return cls(plan, learner, order, steps, order.steps(1))
+        return cls(plan, learner, order, config.with_steps(steps, order.steps(1)))
 
     def warnings(self, config: Any, inputs: Mapping[str, Any]) -> list[str]:
         """What to tell the user about settings and data that do less than they seem to."""
         return [
             *_too_few_examples(self.order, inputs_of("sequences", inputs)),
-            *_without_effect(config, self.steps),
-            *_short_masking_run(inputs.get("masking"), self.steps),
+            *_without_effect(config, self.settings.steps),
+            *_short_masking_run(inputs.get("masking"), self.settings.steps),
         ]
 
 

@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.progress import Progress, log
+from pipelines.progress import Progress
 
 if TYPE_CHECKING:
     from pipelines.training.cluster import Cluster
-    from pipelines.training.loop import Outcome
-    from pipelines.training.preparation import Prepared
 
 
 class Announcement:
@@ -39,44 +37,9 @@ class Announcement:
 def follow(config: Any, inputs: Mapping[str, Any], partial: Path) -> None:
     """The part of every process but the first: wait for the announcement, and train if there is anything to train."""
     from pipelines.training.cluster import Cluster
+    from pipelines.training.loop import train
     from pipelines.training.preparation import Prepared
 
     cluster = Cluster(config.device, config.precision)
     if cluster.broadcast(0.0):
-        train(config, Prepared.of(config, inputs), cluster, partial, Progress())
-
-
-def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, progress: Progress) -> Outcome:
-    """Train to the last step.
-
-    Raises:
-        GuidanceHadNoEffect: the pattern of a guide matched nothing in the whole run.
-        GuideError: see `pipelines.training.loop.train`.
-    """
-    from guidance.errors import GuidanceHadNoEffect
-    from guidance.guided_model import check_matches
-    from pipelines.training import loop
-
-    if cluster.leads:
-        log.info(
-            "training on %s, %s, %d process%s",
-            cluster.device.type,
-            cluster.precision,
-            cluster.world,
-            "es" if cluster.world > 1 else "",
-        )
-    outcome = loop.train(
-        prepared.learner,
-        prepared.order,
-        config.with_steps(prepared.steps, prepared.steps_of_epoch),
-        cluster,
-        partial,
-        progress=progress,
-        trackers=partial.parents[2] / "trackers" / f"{partial.parent.name}-{partial.name}",
-    )
-    try:
-        check_matches(outcome.tallies)
-    except GuidanceHadNoEffect as error:
-        error.hint = f"{error.hint}; `guide rm model/{partial.name}` removes the unfinished run"
-        raise
-    return outcome
+        train(Prepared.of(config, inputs), cluster, partial, Progress())

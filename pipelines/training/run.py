@@ -22,7 +22,7 @@ from pipelines.training import plans, resuming
 from pipelines.training.learner import folder_of
 from pipelines.training.packages import family_owner, packages_input
 from pipelines.training.plan_inputs import check_needs, inputs_of, model_input
-from pipelines.training.processes import Announcement, follow, train
+from pipelines.training.processes import Announcement, follow
 from pipelines.training.run_inputs import PlanText, check_corpora, load_tables
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def build(
     """
     from pipelines.training import model_card, model_folder
     from pipelines.training.cluster import Cluster
+    from pipelines.training.loop import train
     from pipelines.training.preparation import Prepared
     from pipelines.training.report import is_above
 
@@ -129,7 +130,7 @@ def build(
     run.warn(*prepared.warnings(run.config, run.inputs))
     if announcement:
         announcement.send(go=True, cluster=cluster)
-    outcome = train(run.config, prepared, cluster, run.partial, run.progress)
+    outcome = train(prepared, cluster, run.partial, run.progress)
     floor = prepared.learner.floor
     if floor is not None and is_above(outcome.last, floor):
         run.warn(

@@ -51,8 +51,7 @@ def step_seconds(
             if any(guide.fades for guide in Plan.parse(inputs["plan"].text).guides):
                 log.warning("%s: its guides fade, and its steps are timed before they do", name)
             prepared = Prepared.of(config, inputs)
-            settings = config.with_steps(prepared.steps, prepared.steps_of_epoch)
-            step[name] = step_timer(prepared.learner, prepared.order, settings, cluster, folder)
+            step[name] = step_timer(prepared, cluster, folder)
         turns = [name for name in names for _ in range(WARM_UP)]
         turns += [name for _ in range(ROUNDS) for name in order.sample(names, len(names)) for _ in range(STEPS)]
         for name in turns:

@@ -97,7 +97,7 @@ def evaluate_pairs(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     setup = _setup(run, folder, model, handle)
     documents, _ = read_documents((setup.sequences,), run.config.split, setup.tokenizer, setup.max_length)
     paired = Setup(**{**vars(setup), "valid": documents})
-    check_lengths(model.config, {run.config.split: documents}, setup.sequences.reference)  # type: ignore[dict-item]
+    check_lengths(model.config, {run.config.split: documents}, setup.sequences.reference)
     learner = NextSentence(paired, model, [])
     columns = _Columns(*OF_PAIRS)
     loss = right = 0.0

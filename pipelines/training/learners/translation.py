@@ -38,14 +38,8 @@ def prepare(setup: Setup, objective: type[Objective]) -> TranslationLearner:
         "valid": Pairs.read(corpora, "valid", setup.valid, len(tokenizer), limit=setup.config.valid_sequences),
     }
     model = build_model(setup, objective, tokenizer)
-    check_lengths(model.config, splits, setup.sequences.reference)
+    model_checks.check_lengths(model.config, splits, setup.sequences.reference)
     return TranslationLearner(setup, model, tokenizer, splits)
-
-
-def check_lengths(found: Any, splits: Mapping[str, Pairs], reference: str) -> None:
-    """Raises InputError when a source or a target is longer than the model allows."""
-    sides = {f"{split} {side}": getattr(splits[split], side) for split in splits for side in ("sources", "targets")}
-    model_checks.check_lengths(found, sides, reference)
 
 
 def tokenizer_of_targets(sequences: Artifact, tokenizer: Any) -> Any:

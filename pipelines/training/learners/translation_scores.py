@@ -30,13 +30,13 @@ from pipelines.text.corpus_files import read_blocks
 from pipelines.training.batches import Examples
 from pipelines.training.learners.translation import (
     Pairs,
-    check_lengths,
     check_vocabularies,
     likelihood,
     tensors,
     tokenizer_of_targets,
 )
 from pipelines.training.metrics_files import write_metrics
+from pipelines.training.model_checks import check_lengths
 from pipelines.training.models import read_tokenizer
 from pipelines.training.plan_inputs import features
 

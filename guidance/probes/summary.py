@@ -20,16 +20,12 @@ class Summary:
     Attributes:
         masses_BHP: the mean attention of valid queries on the keys of each pattern, from 0 to 1.
         entropy_BHQ: of each row, in nats; 0 for padding.
-        squares_BHQ: the sum of the squares of each row; 0 for padding.
-        top_BHQ: int64, the key with the most attention, the first of equal ones.
-        highest_BHQ: its attention; 0 for padding.
+        highest_BHQ: the most attention that a key gets; 0 for padding.
         offsets_BHO: the mean attention of valid queries at each distance from -reach to +reach.
     """
 
     masses_BHP: Tensor
     entropy_BHQ: Tensor
-    squares_BHQ: Tensor
-    top_BHQ: Tensor
     highest_BHQ: Tensor
     offsets_BHO: Tensor
 
@@ -44,13 +40,10 @@ def summarise(attention_BHQK: Tensor, patterns_BPQK: Tensor, valid_BT: Tensor, *
     """
     attention = attention_BHQK.float() * valid_BT[:, None, :, None]
     lengths_B1 = valid_BT.sum(-1, keepdim=True).clamp(min=1)
-    highest, top = attention.max(-1)
     diagonals = [attention.diagonal(offset, -2, -1).sum(-1) for offset in range(-reach, reach + 1)]
     return Summary(
         masses(attention, patterns_BPQK, valid_BT),
         -torch.special.xlogy(attention, attention).sum(-1),
-        attention.square().sum(-1),
-        top,
-        highest,
+        attention.amax(-1),
         torch.stack(diagonals, dim=-1) / lengths_B1[:, None],
     )

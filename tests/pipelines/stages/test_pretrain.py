@@ -401,7 +401,8 @@ def test_steps_and_epochs_together_are_refused_wherever_they_stand(
 @pytest.mark.parametrize("train", [1, 3])
 def test_a_batch_larger_than_the_data_works(store: Store, train: int) -> None:
     result = trainings.train(store, trainings.sequences(store, train=train)).artifact
-    assert f"{train} training examples for 8 places in every batch" in result.manifest["warnings"][0]
+    examples = "1 training example" if train == 1 else f"{train} training examples"
+    assert f"{examples} for 8 places in every batch" in result.manifest["warnings"][0]
     assert result.counts["steps"] == 6 and len(trainings.metrics(result.path)) == 6
 
 

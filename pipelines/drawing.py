@@ -59,7 +59,8 @@ def attention_grid(
     font = min(9.0, 62 * inches / size)
     labels = list(tokens) if font >= SMALLEST_LETTERS else [""] * size
     with letters_of_all_scripts():
-        names = min(10.0, 18 * inches)
+        longest = max((len(line) for heads in rows.values() for name in heads for line in name.splitlines()), default=1)
+        names = min(10.0, 18 * inches, 125 * inches / longest)
         figure_width, heading = width or inches * columns + 2.2, "\n".join(_wrapped(title, width, inches * columns))
         below = "\n".join([_KEYS, *_wrapped(caption, width, inches * columns, 1.4)])
         height = inches * len(rows) + 1.2 + 0.14 * (below.count("\n") + heading.count("\n"))

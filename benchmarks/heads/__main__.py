@@ -19,8 +19,8 @@ from pipelines.probing.one_text import look
 from pipelines.storage.store import Store
 
 SHOWN = (
-    {(0, 2): "the previous token", (3, 1): "coreference: them → keys", (4, 5): "a sink: [CLS]"},
-    {(0, 2): "not guided", (2, 9): "guided to the previous token", (4, 5): "guided to the next token"},
+    {(0, 2): "previous token", (3, 1): "them → keys", (4, 5): "rests on [CLS]"},
+    {(0, 2): "free", (2, 9): "guided: previous", (4, 5): "guided: next"},
 )
 """The heads of the picture of one sentence: those of the model, and those of the guided one."""
 
@@ -59,12 +59,12 @@ def one_sentence(models: Models) -> bytes:
     looked = [look(folder, SENTENCE) for folder in (models.trained, tuned_on_sst(models, guided=True).path)]
     rows = {
         label: {f"{layer}-{head}: {what}": maps.map(layer, head) for (layer, head), what in heads.items()}
-        for label, heads, maps in zip((models.trained.name, "with two guided heads"), SHOWN, looked, strict=True)
+        for label, heads, maps in zip(("as published", "guided"), SHOWN, looked, strict=True)
     }
     return attention_grid(
         rows,
         looked[0].labels,
-        title="One sentence in a published model, and in the same model after guidance",
+        title=f"One sentence in {models.trained.name}",
         width=PAGE_WIDTH,
     )
 

@@ -185,7 +185,7 @@ def of_guidance(part: Mapping[str, Any]) -> list[str]:
     patterns = {f"{layer}-{head}": pattern for (layer, head), pattern in GUIDED.items()}
     rows = [(f"{name} on `{patterns[name]}`", share(before[name]), share(after[name])) for name in before]
     return [
-        f"100 steps of SST with a loss on two heads; the accuracy is {share(part['accuracy'])}. On the sentence of the picture:",
+        f"{part['steps']} steps of {part['batch']} sentences of SST with a loss on two heads. On the sentence of the picture:",
         table(("attention of", "before", "after"), rows),
         "![Three heads of the model, and three of the guided one, on one sentence](heads-sentence.png)",
     ]

@@ -12,8 +12,16 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Lowercase
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
 import guidance
 from cli import main
@@ -185,6 +193,45 @@ def test_the_code_of_the_library_page_runs_and_leaves_nothing_registered(
     assert not any(registry.packages for registry in REGISTRIES)
     shown = [block for block in blocks("docs/library.md", "toml") if block.startswith("[packages]")]
     assert len(shown) == 1 and shown[0] in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("registries")
+def test_what_the_page_for_people_from_elsewhere_shows_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("the dog saw the man .\nthe man saw it .\n" * 20)
+    save_tiny("./bert-base", ["the", "dog", "saw", "man", "and", "it", "barked"])
+    (plan,) = blocks("docs/coming-from.md", "toml")
+    Path("off.toml").write_text(plan)
+    for line in "".join(blocks("docs/coming-from.md", "bash")).splitlines():
+        assert main.run(shlex.split(line)[1:]) == 0, line + capsys.readouterr().err
+    (code,) = blocks("docs/coming-from.md", "python")
+    shown: dict[str, Any] = {}
+    exec(compile(code, "docs/coming-from.md", "exec"), shown)
+    model, batch = shown["model"], shown["batch"]
+    maps = {site.layer: of_heads for site, of_heads in shown["maps"].items()}
+    assert not maps[1][:, [0, 3]].any() and (maps[1][:, [1, 2]].sum(-1) - 1).abs().max() < 1e-6
+    assert not torch.equal(shown["without_the_heads"], model(**batch).logits)
+
+
+def save_tiny(folder: str, words: list[str]) -> None:
+    """A tiny BERT of the given words."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",", *words]
+    split = Tokenizer(WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    split.normalizer, split.pre_tokenizer = Lowercase(), Whitespace()
+    split.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    roles = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
+    transformers.PreTrainedTokenizerFast(tokenizer_object=split, **roles).save_pretrained(folder)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=128, pad_token_id=0, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
 
 
 def test_the_library_page_names_every_feature_and_family() -> None:

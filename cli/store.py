@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections import defaultdict
@@ -362,18 +363,56 @@ def collect(
     session.tell(f"{len(removed)} {'would be removed' if dry_run else 'removed'} in {time.monotonic() - started:.1f} s")
 
 
-@command("export", group="Store", examples=["guide export wiki-model ./for-a-colleague"])
+@command(
+    "export",
+    group="Store",
+    examples=["guide export wiki-model ./for-a-colleague", "guide export wiki-model ./for-everyone --standalone"],
+)
 def export(
     session: Session,
     reference: Reference,
     folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder that does not exist yet.")],
+    standalone: Annotated[
+        bool,
+        Option(
+            "--standalone",
+            help="Write a guided model that transformers opens with trust_remote_code=True, without this package: its weights, its "
+            "tokenizer and the code of its plan. REF may be a model folder.",
+        ),
+    ] = False,
 ) -> None:
-    """Copy an artifact to a plain folder."""
+    """Copy an artifact to a plain folder, or write a guided model that anyone can open.
+
+    With --standalone, what the plan does to heads stays as it was when the model was saved, and its losses and attacks are left out. A
+    plan that reads more than the tokens of a batch, such as the trees of a parser or a table, is refused by name.
+    """
+    if standalone:
+        _export_standalone(session, reference, folder)
+        return
     from pipelines.storage import transfer
 
     with session.store.load(reference, verify=False) as artifact:
         transfer.export(artifact, folder, progress=session.progress)
     session.answer({"artifact": artifact.reference, "path": os.fspath(folder)}, [folder])
+
+
+def _export_standalone(session: Session, reference: str, folder: Path) -> None:
+    from pipelines.standalone.folder import export_standalone
+
+    done = export_standalone(reference, session.store, folder)
+    path = os.fspath(folder)
+    if done.left_out:
+        session.tell(f"left out, since they do nothing at inference: {', '.join(done.left_out)}")
+    session.tell(f"done: {path}, with {done.lines:,} lines of code; README.md says how to open and to publish it")
+    session.suggest(f"guide plan show {shlex.quote(path)}")
+    facts = {
+        "model": reference,
+        "path": path,
+        "auto_class": done.auto_class,
+        "lines": done.lines,
+        "left_out": done.left_out,
+    }
+    session.answer(facts, [folder])
 
 
 @command("import", group="Store", examples=["guide import ./from-a-colleague --name wiki"])

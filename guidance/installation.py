@@ -130,8 +130,12 @@ class Handle(GuidedModel):
             if EXTRA in name.split("."):
                 yield parameter
 
-    def install(self) -> None:
+    def install(self, head_widths: Mapping[nn.Module, int] | None = None) -> None:
         """Put the plan into the model; `guidance.install` has done so already.
+
+        Args:
+            head_widths: the width of the heads of each attention module.  Given them, it makes no forward pass, since a model may
+                have no weights yet: the canary is not sent, and no parameters are frozen.
 
         Raises:
             PlanError: another plan shapes the outputs of this model already, or has added parameters of the same name.
@@ -150,10 +154,11 @@ class Handle(GuidedModel):
             self._undo.append(switch(self.model, NAME))
             for module, sites in self.sites.items():
                 self._mark(module, "guide_sites", sites)
-            head_widths = send(self.model, self.sites).head_widths
+            widths = send(self.model, self.sites).head_widths if head_widths is None else head_widths
             self._add_heads()
-            self._add_parameters(head_widths)
-            self._freeze()
+            self._add_parameters(widths)
+            if head_widths is None:
+                self._freeze()
             self._require()
             self.model.__dict__.setdefault("guide_handles", []).append(self)
             self._undo.append(self._leave)

@@ -7,6 +7,7 @@ changed are computed explicitly, and heads whose attention is replaced need neit
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +26,9 @@ from guidance.models.canary import Canary
 from guidance.site_plans import SitePlan
 from guidance.sites import Site
 
-NAME = "guide"
-"""The name under which transformers knows the attention function and its mask."""
+NAME = "guide" if __name__.startswith("guidance.") else f"guide-{zlib.crc32(__name__.encode()):08x}"
+"""The name under which transformers knows the attention function and its mask: in the file of a standalone model one of its own,
+since a process may open several."""
 
 
 def guided_attention(

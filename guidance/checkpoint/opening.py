@@ -39,6 +39,7 @@ from guidance.errors import InputError, NumericalError, PlanError, reason_of
 from guidance.models import role_transformer  # noqa: F401  registers its classes
 from guidance.models.word_models import OWN_CLASSES
 from guidance.plan import SIZE_LIMIT, Plan
+from guidance.standalone import CLASS_NAME, CLASS_PREFIX, TYPE_PREFIX
 
 _NEVER = {
     *("auto_map", "trust_remote_code", "quantization_config", "name_or_path", "torch_dtype", "dtype"),
@@ -68,6 +69,7 @@ def read_config(data: bytes, source: str) -> Any:
         raise InputError(f"{source}: not a model configuration ({reason_of(error)})") from error
     if not isinstance(settings, dict):
         raise InputError(f"{source}: not a model configuration")
+    settings = _of_transformers(settings)
     if "auto_map" in settings:
         raise InputError(f"{source}: this model comes with its own code, which is never run")
     model_type = str(settings.get("model_type"))
@@ -81,6 +83,23 @@ def read_config(data: bytes, source: str) -> Any:
         return AutoConfig.for_model(model_type, **_clean(kept))
     except Exception as error:  # every configuration class checks its values in its own way
         raise InputError(f"{source}: not a configuration of {model_type} ({_first_line(error)})") from error
+
+
+def _of_transformers(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a standalone model, with the names that transformers has for what it is; others as they are.
+
+    Such a model is its plan and its weights.  Its classes are named by a plain rule, and their code is not looked at.
+    """
+    code, model_type, names = settings.get("auto_map"), str(settings.get("model_type")), settings.get("architectures")
+    is_ours = isinstance(code, dict) and all(
+        isinstance(name, str) and CLASS_NAME.fullmatch(name) for name in code.values()
+    )
+    if not (is_ours and PLAN_KEY in settings and model_type.startswith(TYPE_PREFIX)):
+        return settings
+    settings = {key: value for key, value in settings.items() if key != "auto_map"}
+    if isinstance(names, list):
+        settings["architectures"] = [str(name).removeprefix(CLASS_PREFIX) for name in names]
+    return settings | {"model_type": model_type.removeprefix(TYPE_PREFIX)}
 
 
 def _check_sizes(settings: Any) -> None:
@@ -121,7 +140,7 @@ def _read_configuration(folder: Path, fields: Mapping[str, Any] = {}) -> tuple[A
     config = read_config(data, str(folder / CONFIG_FILE))
     for name, value in fields.items():
         setattr(config, name, value)
-    return config, json.loads(data)
+    return config, _of_transformers(json.loads(data))
 
 
 def config_of(folder: Path) -> Any:

@@ -129,7 +129,12 @@ def find_sites(model: nn.Module, *, required: bool = True) -> dict[nn.Module, tu
 def family_of(module: nn.Module) -> Family | None:
     """The family whose attention this module is; a subclass counts as its parent."""
     for kind in type(module).__mro__:
-        family = FAMILIES.get(kind.__module__.rpartition(".")[2].removeprefix("modeling_"))
+        family = FAMILIES.get(module_name(kind.__module__))
         if family and family.attention == kind.__name__:
             return family
     return None
+
+
+def module_name(module: str) -> str:
+    """The name under which `FAMILIES` has the family that a module defines."""
+    return module.rpartition(".")[2].removeprefix("modeling_")

@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from guidance.models.families import FAMILIES, Family
+from guidance.models.families import FAMILIES, Family, module_name
 from guidance.models.word_models import WordClassifier, WordModel, WordTrunk, register
 
 
@@ -143,4 +143,4 @@ class RoleTransformerForSequenceClassification(_RoleModel, WordClassifier):
 
 
 register(RoleTransformerConfig, RoleTransformerModel, RoleTransformerForSequenceClassification)
-FAMILIES.add("role_transformer", Family("role-guided transformer", "RoleAttention"))
+FAMILIES.add(module_name(__name__), Family("role-guided transformer", "RoleAttention"))

@@ -1,0 +1,66 @@
+"""What the code of a standalone model leaves out, although it is named: functions that this model never calls, or calls for nothing.
+
+A function keeps its name, and one line stands for its statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+Cuts = Mapping[tuple[str, str], str]
+"""By function, as (module, name) or (module, class.name), the line that stands for its statements."""
+
+_NEVER = 'raise AssertionError("left out of this folder, whose plan does not need it")'
+
+ALWAYS: Cuts = {
+    # names of other packages are not looked up
+    ("guidance.registry", "load_entry_points"): "return None",
+    # plan and model were checked when the folder was written
+    ("guidance.guide", "Guide._check"): "return None",
+    ("guidance.site_plans", "_check_head"): "return None",
+    ("guidance.site_plans", "_check_attacks"): "return None",
+    ("guidance.installation", "Handle._freeze"): "return None",
+    # there are no tables
+    ("guidance.guided_model", "GuidedModel._check_tables"): "return None",
+    ("guidance.sites", "_score_table"): _NEVER,
+    ("guidance.sites", "_ranked"): _NEVER,
+    # losses and attacks are left out
+    ("guidance.attention.reference", "measurements"): "return []",
+    ("guidance.attention.reference", "note"): "return None",
+}
+"""What no standalone model needs."""
+
+ADDED_HEADS: Cuts = {
+    ("guidance.models.added_heads", "added_sites"): _NEVER,
+    ("guidance.installation", "Handle._add_heads"): "return None",
+    ("guidance.installation", "_run_added_heads"): _NEVER,
+}
+"""What only plans with added heads need."""
+
+MIXING: Cuts = {
+    ("guidance.attention.mixing", "Mixing.__init__"): _NEVER,
+    ("guidance.attention.mixing", "Mixing.hooks"): _NEVER,
+}
+"""What only plans with ``mix`` need."""
+
+CONDITIONS: Cuts = {("guidance.patterns.expressions", "names_in"): _NEVER}
+"""What only patterns with ``where`` need."""
+
+DEBERTA: Cuts = {
+    ("guidance.models.adapters", "_is_deberta"): "return False",
+    ("guidance.models.adapters", "adapt"): "return partial(tuple)",
+}
+"""What only DeBERTa needs, which does not ask the interface of transformers for its attention function."""
+
+
+def cuts_of(
+    mechanisms: Collection[str], combinations: Collection[str], families: Collection[str], added_heads: bool
+) -> Cuts:
+    """What a model leaves out, given the names of what its plan has, and of its family."""
+    needless = {
+        **({} if added_heads else ADDED_HEADS),
+        **({} if "mix" in mechanisms else MIXING),
+        **({} if "where" in combinations else CONDITIONS),
+        **({} if "deberta_v2" in families else DEBERTA),
+    }
+    return {**ALWAYS, **needless}

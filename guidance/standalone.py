@@ -17,7 +17,7 @@ from guidance.guided_model import PLAN_KEY
 from guidance.installation import Handle
 from guidance.models.canary import send
 from guidance.models.methods import MARKER
-from guidance.patterns.features import Vocabulary
+from guidance.patterns.features import FEATURES, Vocabulary
 from guidance.plan import Plan
 from guidance.sites import Site
 
@@ -73,9 +73,8 @@ def facts_of(handle: Handle) -> dict[str, Any]:
     reads = handle.reads(training=False)
     vocabularies = {}
     for prefix, vocabulary in (("", handle.vocabulary), ("decoder_", handle.decoder_vocabulary)):
-        names = [name for name in Vocabulary.FEATURES if prefix + name in reads]
-        if vocabulary is not None and names:
-            columns = {name: vocabulary.columns_V[name] for name in names}
+        known = vocabulary.columns_V if vocabulary is not None else {}
+        if columns := {name: values for name, values in known.items() if prefix + name in reads}:
             vocabularies[f"{prefix}vocabulary"] = {
                 "size": len(next(iter(columns.values()))),
                 **{
@@ -97,7 +96,7 @@ def _vocabulary(known: Mapping[str, Any]) -> Vocabulary:
         for name in Vocabulary.FEATURES:
             if name in known:
                 pairs = [pair.split(":") for pair in known[name].split()]
-                values = torch.zeros(known["size"], dtype=torch.bool if name == "delimiter" else torch.int64)
+                values = torch.zeros(known["size"], dtype=FEATURES[name].dtype)
                 values[[int(number) for number, _ in pairs]] = torch.tensor(
                     [int(v) for _, v in pairs], dtype=values.dtype
                 )

@@ -120,8 +120,8 @@ class BatchGuidance:
 
         An example of padding alone counts 0, others 1; with a `Guide.reference_length`, their length divided by it.
         """
-        _, guide = self._guide(label)
-        lengths_B = self._stack(guide.stack).lengths_B.float()
+        _, guide, stack = self._guide(label)
+        lengths_B = self._stack(stack).lengths_B.float()
         return lengths_B / guide.reference_length if guide.reference_length else (lengths_B > 0).float()
 
     def denominators(self) -> dict[str, Tensor]:
@@ -132,16 +132,16 @@ class BatchGuidance:
         """
         denominators: dict[str, Tensor] = {}
         for label in self.guided.alphas(0, 1):
-            number, guide = self._guide(label)
+            number, guide, stack = self._guide(label)
             # only a loss on mis-predictions counts what its pattern says
-            pattern = self.pattern(number, guide.stack) if guide.makes("row_losses") else None
-            denominators[label] = guide.bound_mechanism.denominator(self._stack(guide.stack), pattern)
+            pattern = self.pattern(number, stack) if guide.makes("row_losses") else None
+            denominators[label] = guide.bound_mechanism.denominator(self._stack(stack), pattern)
         return denominators
 
     def mispredictions(self, label: str) -> tuple[Tensor, Tensor]:
         """How many mis-predictions the pattern of a ``logit_loss`` says anything about, and how many there are."""
-        number, guide = self._guide(label)
-        return mispredictions(self._stack(guide.stack), self.pattern(number, guide.stack))
+        number, _, stack = self._guide(label)
+        return mispredictions(self._stack(stack), self.pattern(number, stack))
 
     def loss(self, step: int = 0, total_steps: int = 1) -> Tensor:
         """The scalar to add to the task's loss: the weighted sum of all losses on heads, averaged over the batch.
@@ -156,12 +156,13 @@ class BatchGuidance:
         ]
         return torch.stack(terms).sum() if terms else torch.zeros((), device=self._valid.device)
 
-    def _guide(self, label: str) -> tuple[int, Guide]:
-        """The guide of a label, after its number in the plan."""
+    def _guide(self, label: str) -> tuple[int, Guide, str]:
+        """The guide of a label, after its number in the plan, and the stack on which it acts."""
         if label not in self.guided.plan.labels:
             raise UnknownName("guide", label, self.guided.plan.labels)
         number = self.guided.plan.labels.index(label)
-        return number, self.guided.plan.guides[number]
+        guide = self.guided.plan.guides[number]
+        return number, guide, self.guided.stack_of(guide)
 
     @property
     def _valid(self) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from guidance.errors import GuidanceHadNoEffect, InputError
+from guidance.guide import Guide
 from guidance.mechanisms.attacks import AttackMechanism
 from guidance.mechanisms.random_mask import PROPORTIONS
 from guidance.models.added_heads import added_sites
@@ -19,7 +20,7 @@ from guidance.models.families import find_sites
 from guidance.patterns.features import TABLES, Cooccurrence, Vocabulary
 from guidance.plan import Plan
 from guidance.site_plans import SitePlan, plan_sites
-from guidance.sites import EXTRA, Site
+from guidance.sites import EXTRA, Site, stack_of_inputs
 
 _TABLE_TYPES: Mapping[str, tuple[type, ...]] = {"cooccurrence": (Cooccurrence,), "importance": (Tensor, Mapping)}
 
@@ -112,7 +113,7 @@ class GuidedModel:
     def layers_of(self, number: int) -> int:
         """Layers of the stack to which a guide belongs."""
         guide = self.plan.guides[number]
-        kind = (guide.stack, guide.attention)
+        kind = (self.stack_of(guide), guide.attention)
         return sum((site.stack, site.attention) == kind for sites in self.sites.values() for site in sites)
 
     def learns(self, site: Site, number: int | None = None) -> bool:
@@ -152,8 +153,12 @@ class GuidedModel:
 
     @property
     def stack_of_inputs(self) -> str:
-        """The stack that reads ``input_ids``: the encoder; in a model without one, the decoder."""
-        return "encoder" if any(s.stack == "encoder" for sites in self.sites.values() for s in sites) else "decoder"
+        """The stack that reads ``input_ids``; see `guidance.sites.stack_of_inputs`."""
+        return stack_of_inputs(site for sites in self.sites.values() for site in sites)
+
+    def stack_of(self, guide: Guide) -> str:
+        """The stack on which a guide acts: a model of one stack has it whatever the guide calls it."""
+        return "decoder" if self.stack_of_inputs == "decoder" else guide.stack
 
     # weights
 

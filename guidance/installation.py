@@ -154,9 +154,11 @@ class Handle(GuidedModel):
             self._undo.append(switch(self.model, NAME))
             for module, sites in self.sites.items():
                 self._mark(module, "guide_sites", sites)
-            widths = send(self.model, self.sites).head_widths if head_widths is None else head_widths
+            if head_widths is None:
+                canary = send(self.model, self.sites)
+                self._refuse_shared_keys(canary.shared_keys)
             self._add_heads()
-            self._add_parameters(widths)
+            self._add_parameters(canary.head_widths if head_widths is None else head_widths)
             if head_widths is None:
                 self._freeze()
             self._require()
@@ -166,6 +168,18 @@ class Handle(GuidedModel):
         except Exception:
             self.remove()
             raise
+
+    def _refuse_shared_keys(self, heads_per_key: Mapping[nn.Module, int]) -> None:
+        """Raises PlanError if a guide changes the keys of single heads where several heads share each key."""
+        for module, count in heads_per_key.items():
+            for site in self.sites[module]:
+                for assignment in self.site_plans[site].assignments if site in self.site_plans else ():
+                    if "key" in assignment.mechanism.places:
+                        raise PlanError(
+                            f"guide {assignment.number + 1} ({self.plan.labels[assignment.number]}) mixes keys of single"
+                            f" heads, and {count} heads share each key at {site.name}",
+                            hint='of = ["query"], or ["value"]: there every head mixes what it reads',
+                        )
 
     def _leave(self) -> None:
         installed = installed_in(self.model)
@@ -341,10 +355,11 @@ def _train(parameter: nn.Parameter) -> None:
 
 def _width(module: nn.Module) -> int:
     """The width of the hidden states that an attention module reads."""
+    if isinstance(width := getattr(getattr(module, "config", None), "hidden_size", None), int):
+        return width
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             return int(layer.in_features)
-    # GPT-2 has convolutions
     raise UnsupportedModel(
         f"{type(module).__name__}: its projections are no torch.nn.Linear", hint=f"supported: {supported()}"
     )

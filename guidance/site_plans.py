@@ -13,7 +13,7 @@ from guidance.mechanisms.attacks import AttackMechanism
 from guidance.mechanisms.base import CONTRIBUTIONS, Mechanism
 from guidance.patterns import PATTERNS
 from guidance.plan import Plan
-from guidance.sites import Site, select, select_heads
+from guidance.sites import Site, select, select_heads, stack_of_inputs
 
 ADDED_HEADS = "pal:"
 """What stands before a selector of heads that the plan adds."""
@@ -181,14 +181,14 @@ def _spare_replaced_heads(plan: Plan, guides: dict[int, tuple[int, ...]]) -> Non
 
 def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Site, tuple[int, ...]], float]:
     """The heads that a guide selects, by site, and its weight."""
-    mine = {s.layer: s for s in sites if (s.stack, s.attention) == (guide.stack, guide.attention)}
+    is_alone = stack_of_inputs(sites) == "decoder"  # it has one stack, whatever the row calls it
+    stack = "decoder" if is_alone else guide.stack
+    mine = {s.layer: s for s in sites if (s.stack, s.attention) == (stack, guide.attention)}
     if not mine:
         if guide.optional:
             return {}, 1.0
         kinds = sorted({f"{s.stack} {s.attention}" for s in sites})
-        raise PlanError(
-            f"the model has no {guide.stack} {guide.attention}-attention", hint=f"it has {', '.join(kinds)}"
-        )
+        raise PlanError(f"the model has no {stack} {guide.attention}-attention", hint=f"it has {', '.join(kinds)}")
     layers = select(guide.layers, len(mine), "layer")
     weight = guide.weight_for(len(mine))
     if guide.attention == "cross" and (reason := _compares_positions(guide)):
@@ -197,7 +197,14 @@ def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Sit
             hint=f"patterns that work there: {', '.join(name for name, p in PATTERNS.items() if p.same_keys)}",
         )
     pattern = guide.bound_pattern
-    if (guide.stack, guide.attention) == ("decoder", "self") and pattern and pattern.looks_ahead:
+    if is_alone and pattern and pattern.is_only_ahead():
+        if guide.optional:
+            return {}, weight
+        raise PlanError(
+            f"the pattern {str(pattern)!r} names later tokens only, and no query of a causal model sees them",
+            hint="leave the row out for this model, or write optional = true",
+        )
+    if (stack, guide.attention) == ("decoder", "self") and pattern and pattern.looks_ahead:
         raise PlanError(
             f"in a decoder the pattern {str(pattern)!r} would tell a query about later tokens",
             hint="the encoder's heads, or cross-attention, may have it",

@@ -35,6 +35,12 @@ class Site:
     name: str
 
 
+def stack_of_inputs(sites: Iterable[Site]) -> str:
+    """The stack that reads ``input_ids``: the encoder; in a model without one, the decoder."""
+    stacks = {site.stack for site in sites}
+    return "decoder" if stacks == {"decoder"} else "encoder"
+
+
 Selector = int | str
 """A number, or a rule: ``all``, ``2-4`` (both ends included), ``first 2``, ``last 2``, ``fraction 0.5`` (the first half),
 ``not 0-1`` (removes from what came before).  Heads can also be selected by a table of scores: ``least important 3`` or

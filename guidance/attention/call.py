@@ -23,11 +23,13 @@ class AttentionCall:
     """What a backend gets.
 
     Attributes:
-        query, key, value: (B, H, Q or K, D).
+        query: (B, H, Q, D).
+        key, value: (B, G, K, D), where G heads may be fewer than H: neighbouring queries' heads then share one.
         mask_B1QK: the mask of the model, bool; None where it hides nothing, or only later keys.
         dropout: of the probabilities; 0 outside of training.
         scale: by which scores are multiplied.
         position_bias: added to the scores, (B or 1, H, Q, K).
+        softcap: scores s become softcap tanh(s / softcap), before all else.
         layer_input: the hidden states that the module reads, if a mechanism needs them.
         kwargs: further arguments of transformers.
     """
@@ -44,8 +46,14 @@ class AttentionCall:
     dropout: float
     scale: float
     position_bias: Tensor | None
+    softcap: float | None
     layer_input: Tensor | None
     kwargs: Mapping[str, Any]
+
+    def shared(self, states_BGKD: Tensor, heads: tuple[int, ...]) -> Tensor:
+        """The keys or values that some heads read, which several of them may share: (B, heads, K, D)."""
+        group = self.query.shape[1] // states_BGKD.shape[1]
+        return heads_of(states_BGKD, tuple(head // group for head in heads))
 
     def making(self, contribution: str, heads: tuple[int, ...]) -> list[HeadAssignment]:
         """The assignments that make a contribution to some heads; a path has all heads of such an assignment or none."""
@@ -118,8 +126,8 @@ def inputs_at(
 
 
 def heads_of(states_BHTD: Tensor, heads: tuple[int, ...]) -> Tensor:
-    """Some heads of a tensor: itself for all of them, a view for neighbours, else a copy."""
-    if len(heads) == states_BHTD.shape[1]:
+    """Some heads of a tensor, which may repeat: itself for all of them in order, a view for neighbours, else a copy."""
+    if heads == tuple(range(states_BHTD.shape[1])):
         return states_BHTD  # the gradient of a slice would fill a tensor with zeros first
     if heads == tuple(range(heads[0], heads[-1] + 1)):
         return states_BHTD[:, heads[0] : heads[-1] + 1]

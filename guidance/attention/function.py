@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from guidance.attention.call import AttentionCall, edited, heads_of
+from guidance.attention.eager import eager
 from guidance.attention.mixing import mixed
 from guidance.attention.sdpa import mask_dtype
 from guidance.batch import BatchGuidance
@@ -41,19 +42,25 @@ def guided_attention(
     scaling: float | None = None,
     guidance: BatchGuidance | Canary | None = None,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
     layer_input: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function: from queries, keys and values (B, H, T, D) to outputs (B, T, H, D).
 
+    Keys and values may have fewer heads, which neighbouring heads of queries share.
+
     The second result is None, or the probabilities (B, H, Q, K) before dropout if the guidance records them.
 
     Args:
         position_bias: added to the scores, (B or 1, H, Q, K).
+        softcap: see `AttentionCall`.
         layer_input: the hidden states that the module reads, if a mechanism needs them.
     """
-    if isinstance(guidance, Canary):
-        guidance.record(module, attention_mask, query.shape[1] // key.shape[1], value.shape[-1])
+    canary = guidance if isinstance(guidance, Canary) else None
+    if canary is not None:
+        canary.record(module, attention_mask, query.shape[1] // key.shape[1], value.shape[-1])
+        guidance = canary.guidance
     elif guidance is None and getattr(module, "guide_required", False):
         raise InputError(
             "this model's plan shapes its outputs, and it was called in a way that leaves the plan out",
@@ -70,6 +77,9 @@ def guided_attention(
                 "output_attentions was asked of a part of a guided model, or of its forward method",
                 hint="call model(...) as a whole, or handle.probabilities(...)",
             )
+        settings = {"dropout": dropout, "scaling": scaling, "softcap": softcap, **kwargs}
+        if softcap is not None and (own := eager(module, query, key, value, attention_mask, **settings)):
+            return own  # PyTorch's kernel has no soft cap
         biased: dict[str, Any] = {} if position_bias is None else {"position_bias": position_bias}
         is_shared = attention_mask is not None and attention_mask.dtype == torch.bool and not biased
         if isinstance(guidance, BatchGuidance) and attention_mask is not None and is_shared:
@@ -102,13 +112,17 @@ def guided_attention(
         dropout=dropout,
         scale=scale,
         position_bias=position_bias,
+        softcap=softcap,
         layer_input=layer_input,
         kwargs=kwargs,
     )
     if site_plan.making("mix"):
-        mixed_BTHD = mixed(guidance, module, site, call.scope, "value", value.transpose(1, 2))
+        each = call.shared(value, tuple(range(query.shape[1])))  # every head mixes what it reads
+        mixed_BTHD = mixed(guidance, module, site, call.scope, "value", each.transpose(1, 2))
         call = replace(call, value=mixed_BTHD.transpose(1, 2))
     output = _output(call)
+    if canary is not None:
+        canary.compare(call, output)
     if guidance.recorded is None:
         return output, None
     if guidance.watcher is not None:
@@ -122,7 +136,7 @@ def _output(call: AttentionCall) -> Tensor:
     batch, plan = call.batch, call.site_plan
     if batch.measuring and not batch.attacking:
         for assignment in plan.making("row_losses"):
-            query, key = heads_of(call.query, assignment.heads), heads_of(call.key, assignment.heads)
+            query, key = heads_of(call.query, assignment.heads), call.shared(call.key, assignment.heads)
             loss_B = assignment.mechanism.row_losses(query, key, call.scale, call.inputs(assignment))
             batch.losses[assignment.number, call.site] = loss_B
     output = _recorded(call) if batch.recorded is not None else _cheapest(call)
@@ -145,7 +159,7 @@ def _recorded(call: AttentionCall) -> Tensor:
     if call.value.requires_grad and not attention.requires_grad and not torch.compiler.is_compiling():
         attention.requires_grad_()  # all heads are replaced; whoever asks for gradients wants theirs too
     dropped = nn.functional.dropout(attention, call.dropout, training=call.dropout > 0)
-    output = dropped.to(call.value.dtype) @ call.value
+    output = dropped.to(call.value.dtype) @ call.shared(call.value, tuple(range(call.query.shape[1])))
     return output.masked_fill(batch.empty(call.scope), 0.0).transpose(1, 2)
 
 
@@ -159,17 +173,17 @@ def _cheapest(call: AttentionCall) -> Tensor:
     fading = []
     for assignment in plan.making("replace"):
         inputs = call.inputs(assignment)
-        value = heads_of(call.value, assignment.heads)
+        value = call.shared(call.value, assignment.heads)
         replaced = assignment.mechanism.replace(value, inputs, call.dropout)
         replaced = replaced.masked_fill(batch.empty(call.scope), 0.0).transpose(1, 2)
         if assignment.number in plan.fading:
             fading.append((assignment, replaced))
         else:
             parts.append((assignment.heads, replaced))
-    if paths.masked:
-        parts.append((paths.masked, batch.guided.backends["masked"](call, paths.masked)))
-    if paths.plain:
-        parts.append((paths.plain, batch.guided.backends["plain"](call, paths.plain)))
+    for name, heads in (("masked", paths.masked), ("plain", paths.plain)):
+        if heads:  # PyTorch's kernel has no soft cap
+            backend = batch.guided.backends[name if call.softcap is None else "explicit"]
+            parts.append((heads, backend(call, heads)))
     order = tuple(head for heads, _ in parts for head in heads)
     output = torch.cat([part for _, part in parts], dim=2) if len(parts) > 1 else parts[0][1]
     if order != tuple(range(num_heads)):

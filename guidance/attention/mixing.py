@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from guidance.attention.call import inputs_at
 from guidance.batch import BatchGuidance
@@ -28,8 +29,8 @@ PROJECTIONS = (
 )
 """Names of the projections of queries, keys and values in attention modules."""
 
-FUSED = "Wqkv"
-"""The name of one projection of all three."""
+FUSED = (("Wqkv", nn.Linear), ("c_attn", Conv1D))
+"""Names and classes of one projection of all three, one after the other: in ModernBERT, and in GPT-2."""
 
 
 def mixed(
@@ -184,8 +185,9 @@ def _layer_of(model: nn.Module, name: str) -> nn.Module:
 
 def _projections_of(module: nn.Module) -> dict[str, tuple[nn.Module, int | None]]:
     """The projections of queries, keys and values, and which third of its output each is if there is only one."""
-    if hasattr(module, FUSED):
-        return {place: (getattr(module, FUSED), part) for part, place in enumerate(PROJECTIONS[0])}
+    for name, kind in FUSED:
+        if isinstance(fused := getattr(module, name, None), kind):
+            return {place: (fused, part) for part, place in enumerate(PROJECTIONS[0])}
     for names in PROJECTIONS:
         if all(isinstance(getattr(module, name, None), nn.Module) for name in names):
             return {place: (getattr(module, name), None) for place, name in zip(PROJECTIONS[0], names, strict=True)}

@@ -69,7 +69,9 @@ def attend_rows(
     Attacks, and edits of scores and probabilities, expect whole matrices: heads that have them want all queries at once.
     """
     batch = call.batch
-    scores = (heads_of(call.query, heads)[:, :, rows] * call.scale) @ heads_of(call.key, heads).transpose(-1, -2)
+    scores = (heads_of(call.query, heads)[:, :, rows] * call.scale) @ call.shared(call.key, heads).transpose(-1, -2)
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.position_bias is not None:
         scores = scores + heads_of(call.position_bias, heads)[:, :, rows]
     attacks = []
@@ -92,7 +94,7 @@ def attend_rows(
         attention = edited(attention, positions(assignment.heads, heads), call.edit(assignment, "edit_probabilities"))
     call.record(heads, attention)
     attention = nn.functional.dropout(attention, call.dropout, training=call.dropout > 0).to(call.value.dtype)
-    output = attention @ heads_of(call.value, heads)
+    output = attention @ call.shared(call.value, heads)
     if is_restricted:
         output = output.masked_fill(batch.empty(call.scope)[:, :, rows], 0.0)
     return output.transpose(1, 2), distances

@@ -6,6 +6,8 @@ the backward pass.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -26,13 +28,26 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
         mask = call.batch.additive(call.mask_B1QK, mask_dtype(call.query))
     else:
         mask = None
-    query, key, value = (heads_of(states, heads) for states in (call.query, call.key, call.value))
+    query, query_heads = heads_of(call.query, heads), call.query.shape[1]
+    module: Any = call.module
+    key, value = call.key, call.value
+    if len(heads) < query_heads or key.shape[1] != value.shape[1]:
+        key, value = call.shared(key, heads), call.shared(value, heads)
+        if call.key.shape[1] < query_heads:
+            module = _Ungrouped(call.module)
     output: Tensor
-    output, _ = sdpa_attention_forward(call.module, query, key, value, mask, call.dropout, call.scale, **call.kwargs)
+    output, _ = sdpa_attention_forward(module, query, key, value, mask, call.dropout, call.scale, **call.kwargs)
     if call.position_bias is not None:
         # SDPA spreads rows of lowest numbers evenly; rows without any key are 0
         output = output.masked_fill(call.batch.empty(call.scope).transpose(1, 2), 0.0)
     return output
+
+
+class _Ungrouped:
+    """Stands for an attention module whose heads share keys where each has been given its own, so that none are repeated."""
+
+    def __init__(self, module: Any) -> None:
+        self.is_causal = getattr(module, "is_causal", True)
 
 
 def mask_dtype(query: Tensor) -> torch.dtype:

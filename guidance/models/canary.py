@@ -2,6 +2,9 @@
 
 A model that does not use the attention interface of transformers silently ignores the keyword ``guidance=``.  So a tiny
 forward pass runs first, and a model whose modules do not answer as the table of sites says is refused by name.
+
+So is one whose attention does more than we know of: in that pass all heads are computed as guided ones are, and must give
+what the model's own function gives.
 """
 
 from __future__ import annotations
@@ -14,9 +17,26 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from guidance.attention import reference, sdpa
+from guidance.attention.call import AttentionCall, heads_of
+from guidance.attention.eager import eager
+from guidance.batch import BatchGuidance
 from guidance.errors import UnsupportedModel
 from guidance.models.families import supported
 from guidance.sites import Site
+
+
+class _NoPlan:
+    """In place of a guided model: no plan, and the backend that is the definition of correct."""
+
+    backends: Mapping[str, Any] = {"explicit": reference.attend}
+
+    def remaining(self, strengths: Any) -> Mapping[Site, Any]:
+        return {}
+
+
+LARGEST_ERROR = 0.02
+"""Of an output, relative to the largest one; what half precision explains."""
 
 
 class Canary:
@@ -26,9 +46,14 @@ class Canary:
         calls: for each call, in order, the module and whether it had a mask.
         shared_keys: the modules whose heads share keys, with how many heads share each.
         head_widths: the width of the output of each head, by module.
+        differing: the modules whose own attention is not what our backends compute.
+        guidance: of no plan, which records the probabilities of all heads.
     """
 
     def __init__(self) -> None:
+        nothing: Any = _NoPlan()
+        self.guidance = BatchGuidance(nothing, {}, measuring=False, recorded={})
+        self.differing: set[nn.Module] = set()
         self.calls: list[tuple[nn.Module, bool]] = []
         self.shared_keys: dict[nn.Module, int] = {}
         self.head_widths: dict[nn.Module, int] = {}
@@ -47,6 +72,27 @@ class Canary:
         self.head_widths[module] = head_width
         if heads_per_key > 1:
             self.shared_keys[module] = heads_per_key
+
+    def compare(self, call: AttentionCall, output_BQHD: Tensor) -> None:
+        """Compare all heads, and every second one alone by each backend, with what the model's own function gives."""
+        settings = {"softcap": call.softcap, "position_bias": call.position_bias}
+        given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        states = (call.query, call.key, call.value, call.mask_B1QK)
+        own = eager(call.module, *states, dropout=0.0, scaling=call.scale, **given, **call.kwargs)
+        if own is None:
+            return
+        num_heads = call.query.shape[1]
+        some = tuple(range(1, num_heads, 2)) or (0,)
+        found = [(tuple(range(num_heads)), output_BQHD), (some, reference.attend(call, some))]
+        if call.softcap is None:
+            found.append((some, sdpa.attend(call, some)))
+        is_empty = self.guidance.empty(call.scope)  # what queries without keys give differs between kernels
+        expected_BHQD = own[0].transpose(1, 2).masked_fill(is_empty, 0.0)
+        for heads, output in found:
+            found_BHQD = output.transpose(1, 2).masked_fill(is_empty, 0.0)
+            error = (found_BHQD - heads_of(expected_BHQD, heads)).abs().max()
+            if not error <= LARGEST_ERROR * expected_BHQD.abs().max():
+                self.differing.add(call.module)
 
 
 def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) -> Canary:
@@ -68,16 +114,17 @@ def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) ->
             )
     if unknown := {type(module).__name__ for module in calls if module not in sites}:
         raise UnsupportedModel(f"{model_name}: {', '.join(sorted(unknown))} is not in the table of sites")
-    for module, groups in canary.shared_keys.items():
+    for module in canary.differing:
         raise UnsupportedModel(
-            f"{model_name}: {groups} heads share each key at {sites[module][0].name} (num_key_value_groups = {groups}),"
-            " and guides act on heads with keys of their own",
+            f"{model_name}: {type(module).__name__} computes attention in another way than guides do, at"
+            f" {sites[module][0].name}",
             hint=f"supported: {supported()}",
         )
     for module, had_mask in canary.calls:
         site = sites[module][0]
-        # a decoder's self-attention is causal and needs no mask for right padding
-        if not had_mask and (site.stack, site.attention) != ("decoder", "self"):
+        # beside an encoder, a decoder's self-attention is causal and needs no mask for right padding
+        is_spared = model.config.is_encoder_decoder and (site.stack, site.attention) == ("decoder", "self")
+        if not had_mask and not is_spared:
             raise UnsupportedModel(f"{model_name}: padding does not reach the attention function at {site.name}")
     return canary
 

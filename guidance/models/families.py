@@ -37,11 +37,13 @@ class Family:
         label: what people call it.
         attention: the class of its attention modules.
         layers: from a module's index among the modules of its kind to the layers in which it is called.
+        model_type: of its configuration, where that is not the name of the folder.
     """
 
     label: str
     attention: str
     layers: Callable[[int, Any], Iterable[int]] = _one_call
+    model_type: str = ""
 
 
 FAMILIES: Registry[Family] = Registry("family")
@@ -64,6 +66,32 @@ for _name, _family in {
     "mbart": Family("mBART", "MBartAttention"),
     "t5": Family("T5", "T5Attention"),
     "mt5": Family("mT5", "MT5Attention"),
+    "gpt2": Family("GPT-2", "GPT2Attention"),
+    "gpt_neox": Family("GPT-NeoX", "GPTNeoXAttention"),
+    "gpt_bigcode": Family("GPTBigCode", "GPTBigCodeAttention"),
+    "opt": Family("OPT", "OPTAttention"),
+    "biogpt": Family("BioGPT", "BioGptAttention"),
+    "llama": Family("Llama", "LlamaAttention"),
+    "mistral": Family("Mistral", "MistralAttention"),
+    "mixtral": Family("Mixtral", "MixtralAttention"),
+    "qwen2": Family("Qwen2", "Qwen2Attention"),
+    "qwen3": Family("Qwen3", "Qwen3Attention"),
+    "qwen3_moe": Family("Qwen3-MoE", "Qwen3MoeAttention"),
+    "gemma": Family("Gemma", "GemmaAttention"),
+    "gemma2": Family("Gemma 2", "Gemma2Attention"),
+    "gemma3": Family("Gemma 3", "Gemma3Attention", model_type="gemma3_text"),
+    "olmo": Family("OLMo", "OlmoAttention"),
+    "olmo2": Family("OLMo 2", "Olmo2Attention"),
+    "olmo3": Family("OLMo 3", "Olmo3Attention"),
+    "phi": Family("Phi", "PhiAttention"),
+    "phi3": Family("Phi-3", "Phi3Attention"),
+    "smollm3": Family("SmolLM3", "SmolLM3Attention"),
+    "granite": Family("Granite", "GraniteAttention"),
+    "cohere": Family("Cohere", "CohereAttention"),
+    "cohere2": Family("Cohere 2", "Cohere2Attention"),
+    "starcoder2": Family("StarCoder 2", "Starcoder2Attention"),
+    "exaone4": Family("EXAONE 4", "Exaone4Attention"),
+    "modernbert_decoder": Family("ModernBERT decoder", "ModernBertDecoderAttention"),
 }.items():
     FAMILIES.add(_name, _family)
 
@@ -92,6 +120,10 @@ def supported() -> str:
 
 
 _CROSS = {"encoder_attn", "EncDecAttention"}
+_REFUSED = {
+    "GptOssAttention": "its heads have learned sinks, which take part in every softmax and which guides would lose"
+}
+"""By class of attention, why an architecture that calls the interface cannot be guided."""
 _NUM_HEADS = ("num_attention_heads", "num_heads", "n_heads")
 
 
@@ -108,10 +140,9 @@ def find_sites(model: nn.Module, *, required: bool = True) -> dict[nn.Module, tu
         family = family_of(module)
         if family is None:
             continue
-        parts = set(name.split("."))
-        # an encoder with ``is_decoder`` is known by its causal attention only
-        is_decoder = "decoder" in parts or bool(getattr(module, "is_causal", False))
-        kind = ("decoder" if is_decoder else "encoder", "cross" if parts & _CROSS else "self")
+        is_cross = bool(_CROSS.intersection(name.split(".")))
+        is_decoder = is_cross or bool(getattr(module, "is_causal", False))
+        kind = ("decoder" if is_decoder else "encoder", "cross" if is_cross else "self")
         config = getattr(module, "config", None) or getattr(model, "config", None)
         num_heads = next(
             (int(getattr(owner, key)) for owner in (module, config) for key in _NUM_HEADS if hasattr(owner, key)), 0
@@ -119,11 +150,22 @@ def find_sites(model: nn.Module, *, required: bool = True) -> dict[nn.Module, tu
         if own := tuple(Site(*kind, layer, num_heads, name) for layer in family.layers(counts[kind], config)):
             sites[module] = own
         counts[kind] += 1
+    for module in model.modules() if not sites else ():
+        if reason := _REFUSED.get(type(module).__name__):
+            raise UnsupportedModel(f"{type(model).__name__}: {reason}", hint=f"supported: {supported()}")
     if not sites and required:
         raise UnsupportedModel(
             f"{type(model).__name__}: no attention module that can be guided", hint=f"supported: {supported()}"
         )
     return sites
+
+
+def model_type_of(name: str) -> str:
+    """What the configurations of the family of that name call their architecture."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    family = FAMILIES.get(name)
+    return (family and family.model_type) or (name if name in CONFIG_MAPPING else name.replace("_", "-"))
 
 
 def family_of(module: nn.Module) -> Family | None:

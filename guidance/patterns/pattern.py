@@ -96,6 +96,14 @@ class Pattern:
             )
         return Weights(matrix, tokens.valid_BT)
 
+    def is_only_ahead(self) -> bool:
+        """True if it reads places alone, and names none but later tokens."""
+        if not self.positional or self.needs:
+            return False
+        tokens = Tokens(torch.arange(4)[None], torch.ones(1, 4, dtype=torch.bool))
+        named_BQK = self.on(tokens).dense() > 0
+        return bool(named_BQK.any()) and not named_BQK.tril().any()
+
     @property
     def _function(self) -> Callable[..., Predicate | Tensor]:
         return self.build.func if isinstance(self.build, partial) else self.build

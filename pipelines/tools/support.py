@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -16,7 +17,7 @@ from transformers import (
 
 from guidance.errors import GuideError
 from guidance.installation import install
-from guidance.models.families import FAMILIES, Family
+from guidance.models.families import FAMILIES, Family, model_type_of
 from guidance.plan import Plan
 
 _TINY: dict[str, Any] = {
@@ -24,7 +25,9 @@ _TINY: dict[str, Any] = {
     "hidden_size": 8,
     "embedding_size": 8,
     "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2),
+    **dict.fromkeys(("num_experts", "num_local_experts"), 2),
+    "num_experts_per_tok": 1,
     "intermediate_size": 8,
     "max_position_embeddings": 16,
     **dict.fromkeys(("hidden_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 8),
@@ -83,10 +86,9 @@ def _examine(name: str, family: Family) -> Support:
 
 def tiny_model(name: str) -> PreTrainedModel:
     """A random two-layer model of an architecture, named as its folder in transformers."""
-    config = AutoConfig.for_model(name.replace("_", "-"), **_TINY)
+    config = AutoConfig.for_model(model_type_of(name), **_TINY)
     is_translator = getattr(config, "is_encoder_decoder", False)
-    auto: Any = AutoModelForSeq2SeqLM if is_translator else AutoModelForMaskedLM
-    if type(config) not in auto._model_mapping:
-        auto = AutoModelForSequenceClassification
+    kinds: Any = (AutoModelForSeq2SeqLM,) if is_translator else (AutoModelForMaskedLM, AutoModelForCausalLM)
+    auto = next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForSequenceClassification)
     model: PreTrainedModel = auto.from_config(config)
     return model.eval()

@@ -24,9 +24,20 @@ Reach = dict[int, dict["Site", tuple[int, ...]]]
 """For each guide, by its number from 0: the heads that it selects, by site."""
 
 _SHAPE = re.compile(r"([a-z0-9][a-z0-9_-]*):(\d{1,3})x(\d{1,3})")
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
-_HEADS = ("num_attention_heads", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads")
-_WIDTHS = ("hidden_size", "dim", "d_model")
+_LAYERS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layers",
+    "n_layer",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+)
+_HEADS = (
+    *("num_attention_heads", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads"),
+    *("num_key_value_heads", "n_head"),
+)
+_WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
 _HEAD_WIDTH = 64
 
 
@@ -162,10 +173,10 @@ def _family_of_size(family: str, layers: int, heads: int) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from guidance.errors import UnknownName
-    from guidance.models.families import FAMILIES
+    from guidance.models.families import FAMILIES, model_type_of
 
-    known = [name if name in CONFIG_MAPPING else name.replace("_", "-") for name in FAMILIES]
-    names = {name.replace("_", "-"): name for name in known}
+    known = [model_type_of(name) for name in FAMILIES]
+    names = {name.replace("_", "-"): kind for own, kind in zip(FAMILIES, known, strict=True) for name in (own, kind)}
     if family.replace("_", "-") not in names:
         raise UnknownName("family of models", family, known)
     if not layers or not heads:

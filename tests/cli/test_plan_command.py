@@ -14,6 +14,7 @@ from guidance.mechanisms import MECHANISMS
 from guidance.models.families import FAMILIES
 from guidance.patterns import PATTERNS
 from guidance.plan import Plan, presets
+from guidance.sites import stack_of_inputs
 from pipelines.views import plans
 
 MIXED = """
@@ -165,8 +166,8 @@ def test_reach_as_json_names_stack_attention_layer_and_heads(guide):
 def test_every_family_gets_the_requested_numbers_of_layers_and_heads(store, family):
     for name in (family, family.replace("_", "-")):
         shape = plans.read_shape(f"{name}:3x5", store)
-        encoder = [site for site in shape.sites if (site.stack, site.attention) == ("encoder", "self")]
-        assert [site.layer for site in encoder] == [0, 1, 2]
+        of_inputs = (stack_of_inputs(shape.sites), "self")
+        assert [s.layer for s in shape.sites if (s.stack, s.attention) == of_inputs] == [0, 1, 2]
         assert {site.num_heads for site in shape.sites} == {5}
         assert all(parameter.is_meta for parameter in shape.model.parameters())
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     DebertaConfig,
@@ -40,6 +41,37 @@ _BART = {
     **_ENCODER_DECODER,
 }
 _T5 = {"num_layers": 2, "num_decoder_layers": 2, "d_kv": 4, "d_ff": 16, **_ENCODER_DECODER}
+_DECODERS: dict[str, dict[str, Any]] = {
+    # the main ones: fused projections, as many keys as heads, heads wider than usual, windows, norms of queries, soft caps
+    "gpt2": {},
+    "gpt_neox": {},
+    "llama": {"head_dim": 8},
+    "mistral": {"sliding_window": 4},
+    "qwen3": {"head_dim": 8},
+    "gemma2": {"head_dim": 8, "sliding_window": 3, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 4},
+    "olmo2": {},
+    "phi3": {},
+    "gpt_bigcode": {},
+    "opt": {"ffn_dim": 16},
+    "biogpt": {},
+    "mixtral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3_moe": {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
+    "gemma": {"head_dim": 8},
+    "gemma3_text": {"head_dim": 8, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo": {},
+    "olmo3": {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
+    "phi": {},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "granite": {},
+    "cohere": {},
+    "cohere2": {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
+    "starcoder2": {},
+    "exaone4": {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
+    "modernbert-decoder": {"local_attention": 4, "cls_token_id": 0, "sep_token_id": 2},
+}
+"""Causal language models: settings beyond `_COMMON` and two heads of keys for four heads, where an architecture has them."""
+
 _MORE: dict[str, dict[str, Any]] = {
     "bert": {},
     "roberta": {},
@@ -77,6 +109,15 @@ SEQ2SEQ = ("marian", "bart", "t5")
 RELATED = ("mbart", "mt5")
 """Encoder-decoders that copy the attention of another family into their own layer classes."""
 FAMILIES = tuple(family for family in _MORE if family not in (*SEQ2SEQ, *RELATED))
+DECODERS = tuple(_DECODERS)
+MAIN_DECODERS = DECODERS[:8]
+REACH: dict[str, dict[int, int]] = {
+    "modernbert": {1: 2},
+    "mistral": {0: 3, 1: 3},
+    **{family: {0: 2} for family in ("gemma2", "gemma3_text", "olmo3", "cohere2", "exaone4")},
+    "modernbert-decoder": {1: 1},
+}
+"""By family and layer, how far from a query its keys may be."""
 UNSUPPORTED = {
     "deberta": DebertaConfig(**_COMMON),
     "mpnet": MPNetConfig(**_COMMON),
@@ -94,25 +135,37 @@ _DROPOUT = {
     "t5": ("dropout_rate",),
     "mbart": ("attention_dropout", "dropout"),
     "mt5": ("dropout_rate",),
+    "gpt2": ("attn_pdrop", "resid_pdrop", "embd_pdrop"),
+    "gpt_bigcode": ("attn_pdrop", "resid_pdrop", "embd_pdrop"),
+    "gpt_neox": ("attention_dropout", "hidden_dropout"),
+    "opt": ("attention_dropout", "dropout"),
+    "phi": ("attention_dropout", "resid_pdrop"),
+    "phi3": ("attention_dropout", "resid_pdrop"),
+    "starcoder2": ("attention_dropout", "residual_dropout"),
+    "modernbert-decoder": ("attention_dropout", "mlp_dropout"),
+    "biogpt": ("attention_probs_dropout_prob", "hidden_dropout_prob", "activation_dropout"),
 }
 
 
 def dropout(family: str, p: float = 0.1) -> dict[str, float]:
     """The settings that give a family dropout of attention probabilities and hidden states."""
-    return dict.fromkeys(_DROPOUT.get(family, ("attention_probs_dropout_prob", "hidden_dropout_prob")), p)
+    usual = ("attention_dropout",) if family in DECODERS else ("attention_probs_dropout_prob", "hidden_dropout_prob")
+    return dict.fromkeys(_DROPOUT.get(family, usual), p)
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
     """Two layers of four heads, without dropout."""
-    return AutoConfig.for_model(family, **(_COMMON | dropout(family, 0.0) | _MORE[family] | changes))
+    own = {"num_key_value_heads": 2} | _DECODERS[family] if family in DECODERS else _MORE[family]
+    return AutoConfig.for_model(family, **(_COMMON | dropout(family, 0.0) | own | changes))
 
 
 def tiny_model(family: str, implementation: str = "sdpa", seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A language model with large random weights, so that attention is far from uniform."""
     torch.manual_seed(seed)
     auto = AutoModelForSeq2SeqLM if family in (*SEQ2SEQ, *RELATED) else AutoModelForMaskedLM
-    # DeBERTa-v2 has only its own implementation
-    available = "eager" if family == "deberta-v2" else implementation
+    auto = AutoModelForCausalLM if family in DECODERS else auto
+    # DeBERTa-v2 has only its own implementation, and a soft cap no kernel
+    available = "eager" if family in ("deberta-v2", "gemma2") else implementation
     model = auto.from_config(tiny_config(family, **changes), attn_implementation=available)
     return model.eval()  # type: ignore[no-any-return]
 

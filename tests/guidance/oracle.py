@@ -109,11 +109,13 @@ class Oracle:
         attention_mask: Tensor | None,
         scaling: float | None = None,
         position_bias: Tensor | None = None,
+        softcap: float | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """The attention of one layer; the mask of the model is ignored."""
         parts = set(self._names[module].split("."))
-        kind = ("decoder" if "decoder" in parts else "encoder", "cross" if parts & _CROSS else "self")
+        is_decoder = "decoder" in parts or "encoder" not in self.examples
+        kind = ("decoder" if is_decoder else "encoder", "cross" if parts & _CROSS else "self")
         layer = self._calls.get(kind, 0)
         self._calls[kind] = layer + 1
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -122,17 +124,18 @@ class Oracle:
         for b, head, position in self._queries(query, kind[0]):
             rows = [n for n, row in enumerate(self.rows) if row.kind == kind and layer in row.layers]
             rows = [n for n in rows if head in self.rows[n].heads]
-            products = (key[b, head] @ query[b, head, position]) * scaling
+            shared = head * key.shape[1] // query.shape[1]  # neighbouring heads may share their keys and values
+            products = (key[b, shared] @ query[b, head, position]) * scaling
             bias = torch.zeros_like(products)
             if position_bias is not None:
                 bias = position_bias[b % len(position_bias), head, position]
             state = self._read[module][b, position]
-            call = _Query(self, kind, layer, self._names[module], b, head, position, rows, state)
+            call = _Query(self, kind, layer, self._names[module], b, head, position, rows, state, softcap)
             if call.named("off"):
                 continue
             weights = call.distribution(products, bias)
             found[b, head, position] = weights.detach()
-            output[b, position, head] = call.factor(value.shape[3]) * (weights @ value[b, head])
+            output[b, position, head] = call.factor(value.shape[3]) * (weights @ value[b, shared])
             call.measure(products)
         self.probabilities[kind, layer] = found
         return output, None
@@ -160,6 +163,7 @@ class _Query:
     position: int
     rows: list[int]
     state: Tensor
+    softcap: float | None
 
     @property
     def example(self) -> Example:
@@ -218,6 +222,8 @@ class _Query:
         seen = [k for k in self.allowed if all(k in self.pattern_weights(n) for n in masks)] or self.allowed
         if not seen:
             return torch.zeros_like(products)
+        if self.softcap is not None:
+            products = self.softcap * torch.tanh(products / self.softcap)
         scores = (products + bias)[seen]
         counts = torch.exp(scores - scores.max().detach())
         for number in self.named("bias"):

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2Model, LlamaConfig, LlamaModel
+from transformers import GptOssConfig, GptOssForCausalLM
 
 import guidance
 from guidance.attention import reference
 from guidance.attention.backends import BACKENDS
-from guidance.attention.call import AttentionCall
+from guidance.attention.call import AttentionCall, heads_of
 from guidance.errors import InputError, PlanError, UnknownName, UnsupportedModel
 from guidance.guide import Guide
 from guidance.mechanisms import MECHANISMS
@@ -299,30 +299,45 @@ def test_a_family_from_outside_is_guided(monkeypatch: pytest.MonkeyPatch) -> Non
     FAMILIES.remove("bert")
 
 
-DECODER_MASK = Plan((Guide("previous", "mask", heads=(0,), stack="decoder"),))
+def test_a_path_that_pairs_heads_with_the_wrong_keys_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    guidance.install(tiny_model("llama"), Plan()).remove()
+
+    def in_turn(call: AttentionCall, states: Tensor, heads: tuple[int, ...]) -> Tensor:
+        return heads_of(states, tuple(head % states.shape[1] for head in heads))
+
+    monkeypatch.setattr(AttentionCall, "shared", in_turn)
+    model = tiny_model("llama")
+    with pytest.raises(UnsupportedModel, match="computes attention in another way than guides do, at"):
+        guidance.install(model, Plan())
+    assert model.config._attn_implementation == "sdpa" and not hasattr(model, "guide_handles")
 
 
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_a_family_whose_heads_share_keys_is_refused(key_heads: int) -> None:
-    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1}
-    model = LlamaModel(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=key_heads))
-    guidance.register_family("llama", "LlamaAttention", package=__name__)
-    for plan in (Plan(), DECODER_MASK):
-        if key_heads == 4:
-            guidance.install(model, plan).remove()
-            continue
-        groups = f"{4 // key_heads} heads share each key at layers.0.self_attn .num_key_value_groups = {4 // key_heads}"
-        with pytest.raises(UnsupportedModel, match=groups):
-            guidance.install(model, plan)
-        assert model.config._attn_implementation == "sdpa" and not hasattr(model, "guide_handles")
+def test_attention_with_learned_sinks_is_refused() -> None:
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_local_experts": 2,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts_per_tok": 1}
+    model = GptOssForCausalLM(GptOssConfig(**sizes, **heads, pad_token_id=1, eos_token_id=2))
+    with pytest.raises(UnsupportedModel, match="learned sinks"):
+        guidance.install(model, Plan())
+    # whoever registers it all the same is stopped by the canary
+    guidance.register_family("gpt_oss", "GptOssAttention", package=__name__)
+    with pytest.raises(UnsupportedModel, match="GptOssAttention computes attention in another way"):
+        guidance.install(model, Plan())
+    FAMILIES.remove("gpt_oss")
 
 
-def test_a_family_without_linear_layers_is_refused() -> None:
-    model = GPT2Model(GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=1))
-    guidance.register_family("gpt2", "GPT2Attention", package=__name__)
-    for plan in (DECODER_MASK, Plan((Guide("", "gate", stack="decoder"),))):
-        with pytest.raises(UnsupportedModel, match="its projections are no torch"):
-            guidance.install(model, plan)
+def test_keys_that_heads_share_are_not_mixed_for_one_of_them() -> None:
+    row = Guide("previous", "mix", heads=(0,), options={"of": ["key"]})
+    guidance.install(tiny_model("llama", num_key_value_heads=4), Plan((row,))).remove()
+    with pytest.raises(
+        PlanError, match=r"guide 1 \(previous\) mixes keys of single heads, and 2 heads share each key at"
+    ):
+        guidance.install(tiny_model("llama"), Plan((row,)))
 
 
 # backends

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -476,17 +477,19 @@ def bert_decoder(seed: int = 0) -> PreTrainedModel:
 
 def test_an_encoder_that_is_a_decoder_is_guided_as_one() -> None:
     model = bert_decoder()
-    with pytest.raises(PlanError, match="no encoder self-attention") as raised:
-        install(model, WINDOW)
+    with pytest.raises(PlanError, match="no decoder cross-attention") as raised:
+        install(model, Plan((guide("mask", "first", 0, attention="cross"),)))
     assert "decoder self" in str(raised.value.hint)
-    plan = Plan(
-        (
-            guide("attention_loss", "previous", 0, stack="decoder", weight=10.0),
-            guide("mask", "previous", 1, stack="decoder"),
-        )
-    )
-    handle = install(model, plan)
     inputs = batch()
+    # it has one stack, whatever a row calls it
+    unsaid = install(model, WINDOW)
+    expected = model(**inputs).logits
+    unsaid.remove()
+    said = install(model, Plan(tuple(replace(row, stack="decoder") for row in WINDOW.guides)))
+    assert torch.equal(model(**inputs).logits, expected)
+    said.remove()
+    plan = Plan((guide("attention_loss", "previous", 0, weight=10.0), guide("mask", "previous", 1, stack="decoder")))
+    handle = install(model, plan)
     guided = handle.guide(**inputs)
     output = model(**inputs, labels=inputs["input_ids"], guidance=guided)
     assert guided.loss().item() > 0.1
@@ -503,13 +506,24 @@ def test_an_encoder_that_is_a_decoder_is_guided_as_one() -> None:
     torch.testing.assert_close(one[0, :6], two[0, :6])
 
 
+def test_a_pattern_of_later_tokens_alone_is_refused_in_a_causal_model() -> None:
+    for pattern in ("next", {"and": ["next", "next"]}):
+        with pytest.raises(PlanError, match="names later tokens only"):
+            install(bert_decoder(), Plan((guide("attention_loss", pattern, 0),)))
+    with pytest.raises(PlanError, match=r"guide 1 \(next\)"):
+        install(bert_decoder(), Plan.load("preset:neighbours"))
+    model = bert_decoder()
+    handle = install(model, Plan((guide("fix", "next", 0, optional=True), guide("fix", "previous", 1))))
+    assert {a.number for plan in handle.site_plans.values() for a in plan.assignments} == {1}
+
+
 def test_next_pulls_every_row_of_a_causal_decoder_to_the_uniform_distribution() -> None:
     """No query sees its next token, so each row is one without a target: uniform over the keys that it may see."""
-    model = bert_decoder()
+    model = tiny_model("bart")
     handle = install(model, Plan((guide("attention_loss", "next", 0, stack="decoder"),)))
-    inputs = batch((6, 4))
+    inputs = {f"{side}{name}": value for side in ("", "decoder_") for name, value in batch((6, 4)).items()}
     guided = handle.guide(**inputs)
-    attentions = model(**inputs, guidance=guided, output_attentions=True).attentions
+    attentions = model(**inputs, guidance=guided, output_attentions=True).decoder_attentions
     for example, length in enumerate((6, 4)):
         expected = 0.0
         for attention_BHQK in attentions:

@@ -77,8 +77,8 @@ class Canary:
         """Compare all heads, and every second one alone by each backend, with what the model's own function gives."""
         settings = {"softcap": call.softcap, "position_bias": call.position_bias}
         given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-        states = (call.query, call.key, call.value, call.mask_B1QK)
-        own = eager(call.module, *states, dropout=0.0, scaling=call.scale, **given, **call.kwargs)
+        given |= {"dropout": 0.0, "scaling": call.scale, **call.kwargs}
+        own = eager(call.module, call.query, call.key, call.value, call.mask_B1QK, **given)
         if own is None:
             return
         num_heads = call.query.shape[1]

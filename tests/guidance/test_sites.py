@@ -39,11 +39,12 @@ from guidance.installation import install
 from guidance.models.adapters import adapt, switch
 from guidance.models.canary import Canary, send
 from guidance.models.families import FAMILIES as ROWS
-from guidance.models.families import find_sites, supported
+from guidance.models.families import find_sites, model_type_of, supported
 from guidance.plan import Plan
 from guidance.registry import ENTRY_POINTS
 from guidance.sites import select_heads
 from tests.guidance.models import (
+    DECODERS,
     FAMILIES,
     RELATED,
     SEQ2SEQ,
@@ -219,7 +220,8 @@ def test_supported_names_every_family() -> None:
     import guidance.models.role_transformer  # noqa: F401  adds its row
 
     assert supported().split(", ") == [row.label for row in ROWS.values()]
-    assert {family.replace("-", "_") for family in (*FAMILIES, *SEQ2SEQ, *RELATED, "role-transformer")} == set(ROWS)
+    tested = {*FAMILIES, *SEQ2SEQ, *RELATED, *DECODERS, "role-transformer"}
+    assert tested == {model_type_of(name) if name != "role_transformer" else "role-transformer" for name in ROWS}
 
 
 # heads by rule and by score

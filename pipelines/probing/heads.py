@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
 from pipelines.engine.stage import Run
+from pipelines.lazy import np, pq
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.tables import Columns
 from pipelines.training.learner import name_of_model
@@ -94,8 +95,6 @@ def heads_picture(
         hundredths: whether cells and colour bar are in hundredths, as whole numbers, which is right for shares; otherwise they
             show the figures as they are, the highest with three digits.
     """
-    import numpy as np
-
     from pipelines.drawing import PALETTE, figure_of, png
 
     kinds = list(dict.fromkeys(row["attention"] for row in rows))
@@ -133,8 +132,6 @@ def heads_picture(
 
 def heads_of(artifact: Artifact) -> list[dict[str, Any]]:
     """The rows of ``heads.parquet``."""
-    import pyarrow.parquet as pq
-
     with artifact.open(TABLE) as file:
         rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
     return rows

@@ -17,6 +17,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
+from pipelines.lazy import np
 from pipelines.probing.heads import number, share
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
@@ -25,8 +26,6 @@ from pipelines.storage.tables import Columns
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pipelines.probing.sequences import WatchedSequences
 
 TABLE = "slices.parquet"
@@ -58,8 +57,6 @@ SLICES: Columns = {
 
 def measure(run: Run[Config]) -> Findings:
     """The loss of every slice.  Raises InputError if the model predicts no masked words, or none was masked."""
-    import numpy as np
-
     from pipelines.probing.sequences import WatchedSequences
     from pipelines.statistics.floors import Counted, predicted
     from pipelines.training.batches import Examples
@@ -97,7 +94,6 @@ def measure(run: Run[Config]) -> Findings:
 
 def _losses(run: Run[Config], watched: WatchedSequences, masked: Masked, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
     """The loss of each masked token, and whether it was predicted."""
-    import numpy as np
     import torch
 
     from guidance.objectives.selection import logits_at
@@ -126,8 +122,6 @@ Masked = Sequence[tuple["np.ndarray", "np.ndarray"]]
 
 def _slices(watched: WatchedSequences, masked: Masked, frequency: np.ndarray) -> dict[str, list[str]]:
     """Of each masked token, in order, the part of each slice that it belongs to."""
-    import numpy as np
-
     from guidance.objectives.masked_lm import IGNORED
     from guidance.patterns.features import UPOS
 
@@ -174,8 +168,6 @@ def _rows(
     slices: Mapping[str, Sequence[str]], losses: np.ndarray, correct: np.ndarray, floors: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:
     """The rows of the table: all tokens, and each part of each slice."""
-    import numpy as np
-
     rows = []
     for name, parts in {"all": ["all"] * len(losses), **slices}.items():
         known = np.array(parts)

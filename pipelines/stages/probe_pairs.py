@@ -24,6 +24,7 @@ from pipelines.engine import stage
 from pipelines.engine.declaration import Opening, Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
+from pipelines.lazy import np
 from pipelines.probing.heads import head_columns, head_name, share, shares, write_heads
 from pipelines.probing.probe import Findings, probe
 from pipelines.storage.artifacts import Artifact
@@ -32,8 +33,6 @@ from pipelines.text.records import check_unicode
 from pipelines.training.learner import folder_of
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pipelines.probing.likelihood import Scorer
 
 PAIRS, PARADIGMS = "pairs.parquet", "paradigms.parquet"
@@ -159,8 +158,6 @@ CHUNK = 64
 
 def _scores(scorer: Scorer, pairs: Sequence[Pair], config: Config, bar: Any) -> tuple[np.ndarray, list[np.ndarray]]:
     """The scores of both sentences of each pair, (pairs, 2), and the ids of all sentences."""
-    import numpy as np
-
     scored: list[Any] = []
     for start in range(0, len(pairs), CHUNK):
         some = pairs[start : start + CHUNK]
@@ -172,8 +169,6 @@ def _scores(scorer: Scorer, pairs: Sequence[Pair], config: Config, bar: Any) -> 
 
 def _floors(run: Run, scorer: Scorer, ids: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """By floor, the scores of both sentences of each pair, (pairs, 2): log-probabilities of tokens between their neighbours."""
-    import numpy as np
-
     from guidance.statistics.ngrams import Places
     from pipelines.statistics.floors import Counted
     from pipelines.training.batches import Examples
@@ -202,8 +197,6 @@ def _floors(run: Run, scorer: Scorer, ids: Sequence[np.ndarray]) -> dict[str, np
 
 
 def _paradigms(pairs: Sequence[Pair], scores: np.ndarray, floors: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    import numpy as np
-
     names = np.array([pair.paradigm for pair in pairs])
     rows = []
     for name in dict.fromkeys(names.tolist()):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from guidance.errors import InputError, PlanError
 from guidance.mechanisms.random_mask import PROPORTIONS
+from pipelines.lazy import np, pa
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactDamaged
@@ -48,8 +49,6 @@ def read_proportions(run: Artifact) -> Tensor:
         InputError: the run had no adversary or random mask, or not in all layers.
         ArtifactDamaged: its metrics cannot be read, or a share is missing or not between 0 and 1.
     """
-    import numpy as np
-    import pyarrow as pa
     import torch
 
     with run.open("metrics.parquet") as file:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError, counted
+from pipelines.lazy import np
 from pipelines.storage.manifest import digest
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ def check_lengths(found: Any, splits: Mapping[str, Any], reference: str) -> None
     most = longest_input(found)
     if most is None:
         return
-    import numpy as np
-
     lengths = np.concatenate([split.lengths for split in splits.values()])
     if (longer := int((lengths > most).sum())) > 0:
         of = f"of {reference}"

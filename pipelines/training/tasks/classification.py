@@ -11,6 +11,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from guidance.tasks.scores import Agreement, accuracy, macro_f1
 from pipelines.engine.stage import Config
+from pipelines.lazy import np
 from pipelines.training.labels import are_numbers, training_labels
 from pipelines.training.models import WORD_MODELS
 from pipelines.training.objective import Card, classifies, predicts_a_value
@@ -172,8 +173,6 @@ class Classification(Task):
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
         """Accuracy and macro F1."""
-        import numpy as np
-
         from pipelines.metrics.comparison import OfSums, ShareRight
 
         numbers = {label: number for number, label in enumerate(sorted(set(labels)))}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from guidance.errors import InputError
+from pipelines.lazy import np
 from pipelines.training.labels import are_numbers
 from pipelines.training.models import WORD_MODELS
 from pipelines.training.objective import Card, classifies, predicts_a_value
@@ -102,8 +103,6 @@ class Regression(Task):
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
         """Pearson's correlation and the mean squared error."""
-        import numpy as np
-
         from pipelines.metrics.comparison import mean_of
         from pipelines.metrics.correlations import pearson
 

@@ -12,14 +12,13 @@ from pydantic import Field
 from guidance.errors import counted
 from guidance.tasks.scores import Agreement
 from pipelines.engine.stage import Config
+from pipelines.lazy import np, pa
 from pipelines.training.objective import Card
 from pipelines.training.task import Batch, Prediction, YesNoTask, scores_of_yes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
-    import pyarrow as pa
     from torch import Tensor
 
     from pipelines.engine.stage import Run
@@ -65,8 +64,6 @@ class Segmentation(YesNoTask):
 
     def kept(self, rows: Examples, config: Any) -> np.ndarray | None:
         """All boundaries, and the share of the other examples that ``negatives`` says."""
-        import numpy as np
-
         if config.negatives == 1:
             return None
         drawn = np.random.default_rng(config.seed).random(len(rows)) < config.negatives
@@ -184,7 +181,5 @@ def documents_of(predictions: Sequence[Prediction]) -> list[tuple[list[bool], li
 
 def boundary_fields() -> list[pa.Field]:
     """Further columns of ``predictions.parquet`` of sections."""
-    import pyarrow as pa
-
     unit = "running number in the document of the one before the boundary"
     return [pa.field("sentence", pa.int32(), False, {"unit": unit})]

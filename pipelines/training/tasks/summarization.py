@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from guidance.errors import InputError, counted
 from guidance.tasks.scores import Agreement
 from guidance.tasks.summaries import normalised_gain, select
+from pipelines.lazy import np, pa
 from pipelines.training.objective import Card
 from pipelines.training.task import Batch, Prediction, YesNoTask, scores_of_yes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pyarrow as pa
     from torch import Tensor
 
     from pipelines.engine.stage import Run
@@ -45,8 +45,6 @@ class Summarization(YesNoTask):
         return f"{'every' if '1' in answers else 'no'} sentence of the training documents belongs to its summary"
 
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
-        import numpy as np
-
         from guidance.objectives.replaced_token import two_classes
 
         rows, tokens = [], []
@@ -230,8 +228,6 @@ def rouge(summaries: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> 
 
 def summary_fields() -> list[pa.Field]:
     """Further columns of ``predictions.parquet`` of summaries."""
-    import pyarrow as pa
-
     units = {
         "sentences": (pa.list_(pa.int32()), "numbers of the scored sentences"),
         "chosen": (pa.list_(pa.int32()), "their numbers, best first"),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from guidance.errors import InputError, counted
 from guidance.tasks.entities import OUTSIDE, entity_agreement, token_agreement
 from guidance.tasks.scores import Agreement, accuracy
+from pipelines.lazy import np
 from pipelines.training.objective import Card
 from pipelines.training.task import UNKNOWN, Batch, Prediction, Task, known
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from pipelines.metrics.significance import Statistic
@@ -157,8 +157,6 @@ class Tagging(Task):
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
         """The metrics of `metrics`, as functions of sentences."""
-        import numpy as np
-
         from pipelines.metrics.comparison import OfSums, of_agreements
 
         pairs = [([true.split()], [guess.split()]) for true, guess in zip(gold, predicted, strict=True)]
@@ -183,8 +181,6 @@ class _Words(NamedTuple):
 
 
 def _words(batch: Batch) -> _Words:
-    import numpy as np
-
     parts = [np.zeros((5, 0), np.int64)]
     examples = np.repeat(np.arange(len(batch.sizes)), batch.sizes)
     for row, (example, numbers) in enumerate(zip(examples, batch.columns["word"], strict=True)):

@@ -276,13 +276,14 @@ ROW = '[[guide]]\npattern = "next"\nmechanism = "{}"\nheads = [{}]\n'
         (ROW.format("mask", '"fraction 0.1"'), "roberta:2x2", "plan.toml: guide 1 (next) selects no head"),
         ("[pal]\nlayers = [5]", "roberta:2x2", "plan.toml: [pal]: layer 5 does not exist"),
         (ROW.format("mask", 0), "robreta:2x2", "did you mean 'roberta'?"),
-        (ROW.format("mask", 0), "gpt2:2x2", "unknown family of models 'gpt2'"),
+        (ROW.format("mask", 0), "gptj:2x2", "unknown family of models 'gptj'"),
+        (ROW.format("mask", 0), "gpt2:2x2", "guide 1 (next): the pattern 'next' names later tokens only"),
         (ROW.format("mask", 0), "roberta:0x2", "roberta:0x2 has no heads"),
         (ROW.format("mask", 0), "nowhere", "nowhere: no such model"),
         (ROW.format("mask", 0), ".", "not a model folder (no config.json)"),
         (ROW.format("mask", 0), "plan.toml", "plan.toml: not a model configuration"),
     ],
-    ids=range(19),
+    ids=range(20),
 )
 def test_a_plan_that_is_wrong_or_does_not_fit_the_model_is_refused_and_its_row_named(guide, text, model, message):
     Path("plan.toml").write_text(text)
@@ -293,10 +294,10 @@ def test_a_plan_that_is_wrong_or_does_not_fit_the_model_is_refused_and_its_row_n
     assert len(answer.err.splitlines()) <= 20
 
 
-def test_a_decoder_only_model_is_refused(guide):
-    from transformers import GPT2Config
+def test_a_model_of_a_family_that_cannot_be_guided_is_refused(guide):
+    from transformers import GPTJConfig
 
-    GPT2Config(n_layer=1, n_head=2, n_embd=8).save_pretrained("gpt")
+    GPTJConfig(n_layer=1, n_head=2, n_embd=8, rotary_dim=4).save_pretrained("gpt")
     answer = guide("plan", "check", "preset:ag", "--model", "gpt")
     assert answer.code == 2
     assert "no attention module that can be guided" in answer.err and "supported: " in answer.err

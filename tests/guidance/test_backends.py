@@ -36,6 +36,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], 
 def test_a_mask_is_converted_once_for_all_layers(family: str, num_scopes: int, conversions: list[Any]) -> None:
     model = tiny_model(family, num_hidden_layers=4).train()
     handle = guidance.install(model, MASKED)
+    conversions.clear()  # of the canary
     inputs = batch()
     model(**inputs, guidance=handle.guide(**inputs)).logits.sum().backward()
     B, T = inputs["input_ids"].shape
@@ -47,6 +48,7 @@ def test_a_mask_is_converted_once_for_all_layers(family: str, num_scopes: int, c
 def test_layers_without_guides_share_the_mask_of_the_model(conversions: list[Any]) -> None:
     model = tiny_model("bert", num_hidden_layers=4)
     handle = guidance.install(model, Plan((Guide("window", "mask", layers=(0,), heads=(0,)),)))
+    conversions.clear()  # of the canary
     inputs = batch()
     model(**inputs, guidance=handle.guide(**inputs))
     assert len(conversions) == 2  # one for the head, one for all others
@@ -55,6 +57,7 @@ def test_layers_without_guides_share_the_mask_of_the_model(conversions: list[Any
 def test_under_autocast_masks_have_its_type(conversions: list[Any]) -> None:
     model = tiny_model("bert")
     handle = guidance.install(model, MASKED)
+    conversions.clear()  # of the canary
     inputs = batch()
     with torch.autocast("cpu", torch.bfloat16):
         guided = model(**inputs, guidance=handle.guide(**inputs)).logits

@@ -239,7 +239,8 @@ def test_folders_are_opened_in_one_place_only() -> None:
         ("guidance/checkpoint/adapters.py", "PeftModel.from_pretrained("),
         ("pipelines/training/model_card.py", "AutoTokenizer.from_pretrained("),
         ("pipelines/training/live_text.py", "AutoTokenizer.from_pretrained("),
-    }, "a model folder may come from a stranger; guidance.checkpoint opens it, the last two are texts for people"
+        ("pipelines/standalone/folder.py", "AutoTokenizer.from_pretrained("),
+    }, "a model folder may come from a stranger; guidance.checkpoint opens it, the last three are texts for people"
 
 
 @pytest.mark.parametrize(("key", "value"), [("return_dict", False), ("chunk_size_feed_forward", 7)])

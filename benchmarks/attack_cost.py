@@ -20,7 +20,6 @@ import argparse
 import gzip
 import json
 import logging
-import os
 import platform
 import random
 import statistics
@@ -33,12 +32,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks import shared
 from guidance.guide import Guide
 from guidance.plan import Plan
 from pipelines.stages import dataset, finetune
 from pipelines.storage.store import Store
 
-SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 STEPS, SKIPPED = 8, 2
 SHAPE: dict[str, Any] = {"architecture": "bert", "layers": 4, "hidden": 256, "heads": 8, "ffn": 1024}
 BERNOULLI = Plan((Guide(mechanism="random_mask", options={"kind": "bernoulli", "proportion": 0.1}),))
@@ -166,7 +165,7 @@ def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", nargs="?", type=Path, default=SHARED / "data/lm-litbank-books/books")
+    parser.add_argument("texts", nargs="?", type=Path, default=shared("data/lm-litbank-books/books"))
     parser.add_argument("--lengths", default="128,256,512")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=2048, help="in a batch")

@@ -24,6 +24,7 @@ from benchmarks.heads.measured import NOVEL
 from benchmarks.trial import lasting
 from benchmarks.trial import runs as trial
 from benchmarks.trial.page import as_markdown, draw
+from benchmarks.trial.uses import Use
 from pipelines.storage.store import Store
 from tests.shared import shared
 
@@ -190,10 +191,10 @@ for (i, j), count in sorted(counts.items()):
 """
 
 
-def recorded(phase: str, run: trial.Run | trial.Use, loss: float) -> dict[str, Any]:
+def recorded(phase: str, run: trial.Run | Use, loss: float) -> dict[str, Any]:
     """The row of a run, as if it had been made."""
     row = {"phase": phase, "label": run.label, "seed": run.seed, "key": run.key}
-    if isinstance(run, trial.Use):
+    if isinstance(run, Use):
         return row | {"scores": [0.5, 0.75]}
     row |= {"steps": run.steps, "loss": loss, "average": loss + 1, "seconds": 1.0}
     return row | {"valid": [[run.steps, loss]], "curve": [[1, 9.0], [run.steps // 2, loss + 1], [run.steps, loss]]}

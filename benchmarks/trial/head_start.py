@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.pretraining import ag
+from benchmarks.pretraining.tables import ag
 from benchmarks.trial.runs import CHOOSING_SEED, SEARCH_SEED, Results, Run
 from guidance.guide import Guide
 from guidance.plan import Plan

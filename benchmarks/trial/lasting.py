@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.trial.head_start import neighbours
-from benchmarks.trial.runs import CHOOSING_SEED, SEARCH_SEED, Results, Run, Use
+from benchmarks.trial.runs import CHOOSING_SEED, SEARCH_SEED, Results, Run
+from benchmarks.trial.uses import Use
 from guidance.guide import Guide
 from guidance.plan import Plan
 

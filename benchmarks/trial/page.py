@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.pretraining import cell, passed_losses, said_of_floors, steps_to
+from benchmarks.pretraining.page import cell, passed_losses, said_of_floors, steps_to
 from benchmarks.trial.lasting import FINAL_SEEDS, FIXED, NONE, SHAM
 from benchmarks.trial.runs import Results, Row
 from benchmarks.trial.training import WINDOW, text_of

@@ -62,27 +62,6 @@ class Run:
         return self.plan is not None and not self.plan.needs().keys().isdisjoint(COLUMNS)
 
 
-@dataclass(frozen=True)
-class Use:
-    """What a model is good for: the score of a task or a probe.
-
-    Attributes:
-        task: a name of `benchmarks.trial.training.TASKS`, or ``BLiMP``.
-        model: the run that makes the model.
-    """
-
-    phase: str
-    label: str
-    seed: int
-    task: str
-    model: Run
-
-    @property
-    def key(self) -> str:
-        """A digest of all that decides its figures, but for the settings of the task."""
-        return digest([self.task, self.model.key])[:16]
-
-
 Row = Mapping[str, Any]
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.finetuning.data import files, plan_file
-from benchmarks.finetuning.runs import tuned_runs
-from benchmarks.finetuning.tables import SENTENCES
-from benchmarks.pretraining import floors_of_sequences, oromo, packed
-from benchmarks.trial.runs import COMMON, Results, Row, Run, Use
-from pipelines.stages import cooccurrence, dependencies, idf, masks, pretrain, probe_pairs
+from benchmarks import PARSER
+from benchmarks.finetuning.data import plan_file
+from benchmarks.pretraining.data import oromo, packed
+from benchmarks.pretraining.runs import floors_of_sequences
+from benchmarks.trial.runs import COMMON, Results, Row, Run
+from benchmarks.trial.uses import Use, scores_of
+from pipelines.stages import cooccurrence, dependencies, idf, masks, pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.learners import masked_lm
 from pipelines.views.curves import Curve
 from pipelines.views.timing import step_seconds
 
-SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
-PARSER = f"spacy:{SHARED / 'models/spacy-en_ud_ewt_sm'}"
 WINDOW = 50
 POINTS = 120
 """Number of points to keep of each curve."""
@@ -148,61 +146,15 @@ def figures_of(run: Run, made: Artifact) -> dict[str, Any]:
     }
 
 
-# what models are good for
-
-
-@dataclass(frozen=True)
-class Task:
-    """A data set to fine-tune on.
-
-    Attributes:
-        files: arguments of `benchmarks.finetuning.data.files`.
-        metric: of its test split.
-    """
-
-    files: Sequence[Any]
-    reading: Mapping[str, Any]
-    metric: str
-    settings: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 2})
-
-
-HAUSA = "ner-masakhaner/hau"
-TASKS = {
-    "SST": Task(("cls-sst/stsa.binary.train", "cls-sst/stsa.binary.dev", 4000), {"format": "label-text"}, "accuracy"),
-    "TREC": Task(("cls-trec/TREC.train.all", "cls-trec/TREC.test.all"), SENTENCES, "accuracy", {"epochs": 3}),
-    "NER in Hausa": Task((f"{HAUSA}/train.txt", f"{HAUSA}/test.txt"), {"format": "conll"}, "f1", {"epochs": 4}),
-}
-TUNED_ALIKE: Mapping[str, Any] = {"batch_size": 32, "max_length": 64, "bucket": True}
-TASK_RATES, TASK_SEEDS = (3e-4, 1e-3), 3
-BLIMP_PAIRS = 300
-"""Pairs of each of the nine paradigms."""
-
-
-def scores_of(use: Use, store: Store) -> list[float]:
-    """The scores of a model: for a task one for each seed of fine-tuning, with the rate of the best validation."""
-    model = train(use.model, store).reference
-    if use.task == "BLiMP":
-        pairs = sorted(map(str, (SHARED / "data/probe-blimp").glob("*.jsonl.gz")))
-        made = probe_pairs.run(model, pairs, probe_pairs.Config(limit=BLIMP_PAIRS), store=store)
-        return [float(made.artifact.counts["accuracy"])]
-    task = TASKS[use.task]
-    data = files(store, *task.files, **task.reading)
-    settings = {**TUNED_ALIKE, **task.settings, "init": model}
-    if use.model.reads_words:
-        settings["parser"] = PARSER
-    runs = tuned_runs(data, settings, TASK_RATES, TASK_SEEDS, store)
-    return [row[f"test/{task.metric}"] for row in runs]
+# figures
 
 
 def row_of(run: Run | Use, store: Store) -> dict[str, Any]:
     """The figures of a run, for the JSON."""
     if isinstance(run, Run):
         return figures_of(run, train(run, store))
-    scores = scores_of(run, store)
+    scores = scores_of(run, train(run.model, store).reference, store)
     return {"phase": run.phase, "label": run.label, "seed": run.seed, "key": run.key, "scores": scores}
-
-
-# figures
 
 
 def add(path: Path, *rows: Row, **about: Any) -> None:

@@ -20,7 +20,7 @@ from pipelines.stages import missing
 from pipelines.stages import tokenizer as tokenizers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.training.adversarial import AdversarialConfig, without_defaults
+from pipelines.training.adversarial import AdversarialConfig
 from pipelines.training.config import Best, TrainingConfig
 from pipelines.training.learner import folder_of
 from pipelines.training.models import HEADLESS, WORD_MODELS
@@ -121,8 +121,8 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
 
     def recipe(self) -> dict[str, Any]:
         """The settings that decide the result, without those of other tasks."""
-        settings = without_defaults(super().recipe())
-        return {name: value for name, value in settings.items() if self.task in OWNERS.get(name, (self.task,))}
+        settings = super().recipe().items()
+        return {name: value for name, value in settings if self.task in OWNERS.get(name, (self.task,))}
 
     def with_steps(self, steps: int, steps_of_epoch: float) -> Self:
         given = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -47,7 +47,4 @@ class AdversarialConfig(Config):
         return self
 
 
-def without_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe without the settings of adversarial training that are not used: they came later than other settings."""
-    fields = AdversarialConfig.model_fields
-    return {name: value for name, value in recipe.items() if name not in fields or value != fields[name].default}
+AdversarialConfig.later = AdversarialConfig.model_fields.keys()

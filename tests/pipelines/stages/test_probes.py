@@ -66,15 +66,18 @@ one 1 3 man - - (2)
 """
 
 
+COLUMNS_VARY = {("probe-attack", "heads.parquet"), ("probe-relevance", "heads.parquet")}
+"""Tables whose columns depend on the settings, so that no stage can declare them."""
+
+
 def table_of(artifact: Artifact) -> Table:
     """What people see of a probe.  Its tables must have the columns that its stage declares."""
     stage = find(artifact.manifest["stage"])
     for path in artifact.path.glob("*.parquet"):
-        written, declared = (
-            pq.read_schema(path),
-            [schema_of(columns) for title, columns in stage.writes.items() if title.split()[0] == path.name],
-        )
-        assert not declared or any(written.names == each.names and written.types == each.types for each in declared)
+        written = pq.read_schema(path)
+        declared = [schema_of(columns) for title, columns in stage.writes.items() if title.split()[0] == path.name]
+        if (stage.name, path.name) not in COLUMNS_VARY:
+            assert any(written.names == each.names and written.types == each.types for each in declared)
     table: Table = stage.command.show(artifact, stage.config())
     return table
 

@@ -93,9 +93,8 @@ def measure(run: Run[Config]) -> Findings:
     from pipelines.text.coreference_files import STEREOTYPES, read_coreference
 
     config, notes, files = run.config, Notes(), run.inputs["texts"]
-    for path, name in zip(
-        files.paths, files.names, strict=True
-    ):  # before the model is opened, so that a wrong file fails at once
+    # before the model is opened, so that a wrong file fails at once
+    for path, name in zip(files.paths, files.names, strict=True):
         next(read_coreference([path], [name], config.format, config.encoding, Notes()), None)
     model = WatchedModel.of(run)
     tallies: dict[Site, Tallies] = {}

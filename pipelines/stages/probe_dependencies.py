@@ -64,9 +64,8 @@ def measure(run: Run[Config]) -> Findings:
     from pipelines.text.blocks import Notes
 
     config, notes, files = run.config, Notes(), run.inputs["treebank"]
-    for path, name in zip(
-        files.paths, files.names, strict=True
-    ):  # before the model is opened, so that a wrong file fails at once
+    # before the model is opened, so that a wrong file fails at once
+    for path, name in zip(files.paths, files.names, strict=True):
         next(_sentences(path, name, config.encoding, Notes()), None)
     model = WatchedModel.of(run)
     parsers: dict[Site, Parser] = {}

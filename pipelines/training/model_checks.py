@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from guidance.errors import InputError, counted
 from pipelines.lazy import np
 from pipelines.storage.manifest import digest
-
-if TYPE_CHECKING:
-    pass
 
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
 """Model types whose position numbers start after their padding id."""

@@ -23,12 +23,9 @@ from pipelines.stages import (
     sequences,
     tokenizer,
 )
-from pipelines.stages.cooccurrence import vocabulary_schema
 from pipelines.stages.dependencies import dependency_schema
-from pipelines.stages.idf import idf_schema
 from pipelines.stages.masks import mask_schema
 from pipelines.stages.search import run_schema
-from pipelines.statistics.pair_files import count_schema
 from pipelines.storage.store import Store
 from pipelines.storage.tables import schema_of
 from pipelines.text.corpus_files import block_schema, document_schema
@@ -49,10 +46,6 @@ SCHEMAS = {
     "train.parquet of pairs": pair_schema(),
     "train.parquet of examples": word_schema(),
     "train.parquet of documents": document_sequence_schema(),
-    "idf.parquet": idf_schema(),
-    "deps.parquet": dependency_schema(),
-    "vocabulary.parquet": vocabulary_schema(),
-    "counts.parquet": count_schema(),
     "train.parquet of masks": mask_schema(list(COLUMNS)),
     "predictions.parquet of translation": translation_schema(),
     "predictions.parquet of masked words": score_schema(OF_WORDS),

@@ -11,7 +11,6 @@ Source: Xing et al. 2020, section 3.3; deviation: the default window is one sent
 from __future__ import annotations
 
 from pkgutil import resolve_name
-from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,7 +22,7 @@ from pipelines.engine.stage import Result, Run, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.lazy import pa
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.tables import COUNTS, VOCABULARY, schema_of
+from pipelines.storage.tables import COUNTS, OF_COUNTS, VOCABULARY, Columns, schema_of
 from pipelines.text.corpus_files import CountedColumn, check_column
 
 ROWS = 1 << 20
@@ -68,16 +67,13 @@ class Config(executor.Config):
         return self
 
 
-def vocabulary_schema() -> Any:
-    """Columns of ``vocabulary.parquet``."""
-    return schema_of(
-        {
-            "row": ("int32", "row and column in the counts, from 0"),
-            "id": ("int32", "piece of the tokenizer's vocabulary"),
-            "token": ("string", "as the tokenizer writes it"),
-            "count": ("int64", "occurrences in the training text"),
-        }
-    )
+OF_VOCABULARY: Columns = {
+    "row": ("int32", "row and column in the counts, from 0"),
+    "id": ("int32", "piece of the tokenizer's vocabulary"),
+    "token": ("string", "as the tokenizer writes it"),
+    "count": ("int64", "occurrences in the training text"),
+}
+"""Columns of ``vocabulary.parquet``."""
 
 
 def build(run: Run[Config]) -> None:
@@ -93,9 +89,10 @@ def build(run: Run[Config]) -> None:
     with run.progress.task("Merge"):
         merged = merge_tree(merge_pairs, paths, {"rows": len(ids)}, config)
     columns = [range(len(ids)), ids, [encoder.tokenizer.id_to_token(int(id_)) for id_ in ids], frequencies[ids]]
-    with run.out.parquet(VOCABULARY, vocabulary_schema()) as file:
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, vocabulary_schema(), strict=True)]
-        file.write_table(pa.table(arrays, schema=vocabulary_schema()))
+    schema = schema_of(OF_VOCABULARY)
+    with run.out.parquet(VOCABULARY, schema) as file:
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+        file.write_table(pa.table(arrays, schema=schema))
     pairs = positions = 0
     with run.out.parquet(COUNTS, count_schema()) as file:
         for table in evenly(row_groups(merged), ROWS):
@@ -128,6 +125,7 @@ STAGE: Stage[Config, Result | None] = Stage(
     takes={"corpus": Corpus(), "tokenizer": Tokenizer()},
     prepare=check_column,
     share=lambda work: resolve_name("pipelines.statistics.pair_files:count_all")(work),
+    writes={VOCABULARY: OF_VOCABULARY, COUNTS: OF_COUNTS},
     command=Command(
         "build-cooccur",
         "Count how often frequent tokens occur together in the training text of a corpus.",

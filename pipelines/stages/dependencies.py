@@ -27,7 +27,7 @@ from pipelines.engine.stage import Files, Result, Run, Work, knob
 from pipelines.inputs import Corpus
 from pipelines.lazy import np, pa, pc
 from pipelines.storage.files import open_parquet
-from pipelines.storage.tables import DOCUMENTS, TREES, schema_of
+from pipelines.storage.tables import DOCUMENTS, TREES, Columns, schema_of
 from pipelines.text.conllu import Treebank
 from pipelines.text.parsing import model_folder
 from pipelines.text.sources import expand
@@ -71,23 +71,26 @@ class Config(executor.Config):
         return super().recipe() | {"parser": ":".join([kind, *inside])}
 
 
+_PLACE = "code points in the document, its blocks joined by one newline"
+
+COLUMNS: Columns = {
+    "document": ("int64", "row in the corpus's documents.parquet"),
+    "sentence": ("int32", "running number in the document"),
+    "start": ("[int64]", _PLACE),
+    "end": ("[int64]", f"{_PLACE}, exclusive"),
+    "form": ("[string]", "word; of a multi-word token, the word that it stands for"),
+    "lemma": ("[string]", "dictionary form, empty for none"),
+    "upos": ("[string]", "universal part of speech, empty for none"),
+    "head": ("[int32]", "place of the head in the lists of this row; a root's is its own"),
+    "relation": ("[string]", "label of the arc to the head, in the scheme of the table"),
+    "status": ("string", "ok, or why there are no words"),
+}
+"""Columns of ``deps.parquet``; all lists of a row have one entry per word."""
+
+
 def dependency_schema() -> Any:
-    """Columns of ``deps.parquet``; all lists of a row have one entry per word."""
-    place = "code points in the document, its blocks joined by one newline"
-    return schema_of(
-        {
-            "document": ("int64", "row in the corpus's documents.parquet"),
-            "sentence": ("int32", "running number in the document"),
-            "start": ("[int64]", place),
-            "end": ("[int64]", f"{place}, exclusive"),
-            "form": ("[string]", "word; of a multi-word token, the word that it stands for"),
-            "lemma": ("[string]", "dictionary form, empty for none"),
-            "upos": ("[string]", "universal part of speech, empty for none"),
-            "head": ("[int32]", "place of the head in the lists of this row; a root's is its own"),
-            "relation": ("[string]", "label of the arc to the head, in the scheme of the table"),
-            "status": ("string", "ok, or why there are no words"),
-        }
-    )
+    """The schema of ``deps.parquet``."""
+    return schema_of(COLUMNS)
 
 
 def _prepare(opening: Opening[Config]) -> None:
@@ -302,6 +305,7 @@ STAGE: Stage[Config, Result | None] = Stage(
     takes={"corpus": Corpus()},
     prepare=_prepare,
     share=_map,
+    writes={TREES: COLUMNS},
     command=Command(
         "build-deps",
         "Parse the sentences of a corpus into words, heads and relations.",

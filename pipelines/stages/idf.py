@@ -22,7 +22,7 @@ from pipelines.lazy import np, pa, pc
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.storage.tables import IDF, schema_of
+from pipelines.storage.tables import IDF, Columns, schema_of
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, CountedColumn, check_column, training_blocks
 
 ROWS = 1 << 16
@@ -46,15 +46,17 @@ class Config(executor.Config):
     shard_size: int = knob(4_000_000, "Approximate number of characters per shard.", ge=1)
 
 
+COLUMNS: Columns = {
+    "token": ("string", "a word in small letters, or a tokenizer's token"),
+    "df": ("int64", "documents (or sentences) that hold it"),
+    "idf": ("double", "nats"),
+}
+"""Columns of ``idf.parquet``."""
+
+
 def idf_schema() -> Any:
-    """Columns of ``idf.parquet``."""
-    return schema_of(
-        {
-            "token": ("string", "a word in small letters, or a tokenizer's token"),
-            "df": ("int64", "documents (or sentences) that hold it"),
-            "idf": ("double", "nats"),
-        }
-    )
+    """The schema of ``idf.parquet``."""
+    return schema_of(COLUMNS)
 
 
 def _count(work: Work[Config]) -> Sequence[Path]:
@@ -243,6 +245,7 @@ STAGE: Stage[Config, Result | None] = Stage(
     },
     prepare=check_column,
     share=_count,
+    writes={IDF: COLUMNS},
     command=Command(
         "build-idf",
         "Compute the idf of each word or token in the training text of a corpus.",

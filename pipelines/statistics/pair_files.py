@@ -25,7 +25,7 @@ from pipelines.engine.stage import Work
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, open_parquet
-from pipelines.storage.tables import schema_of
+from pipelines.storage.tables import OF_COUNTS, schema_of
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, training_blocks
 from pipelines.text.encoding import BLOCK_COLUMNS, Encoder, tokenizer_folder, tokens_of
 
@@ -92,14 +92,8 @@ def sum_of_frequencies(paths: Sequence[Path], counts: Any) -> Any:
 
 
 def count_schema() -> Any:
-    """Columns of ``counts.parquet``: the pairs that occur, sorted."""
-    return schema_of(
-        {
-            "i": ("int32", "row in vocabulary.parquet"),
-            "j": ("int32", "row in vocabulary.parquet, not below i"),
-            "count": ("int64", "pairs of places; two places with the same token count twice, once from each"),
-        }
-    )
+    """The schema of ``counts.parquet``."""
+    return schema_of(OF_COUNTS)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 from pipelines.lazy import pa
 
 Columns = Mapping[str, tuple[Any, str]]
-"""The columns of a table by name, each with its type, and what a value means, in a few words.  A type is one of ``pyarrow``, or is called
-as there; ``[int32]`` is a list whose elements are never null."""
+"""The columns of a table by name, each with its type, and what a value means, in a few words.  A type is a ``pyarrow.DataType`` or the
+name of one, such as ``int32``; ``[int32]`` is a list whose elements are never null."""
 
 BLOCKS, DOCUMENTS = "blocks.parquet", "documents.parquet"
 """Of ``build-corpus`` and ``build-dataset``: the text, and where it comes from."""
@@ -22,6 +22,13 @@ TREES = "deps.parquet"
 
 VOCABULARY, COUNTS = "vocabulary.parquet", "counts.parquet"
 """Of ``build-cooccur``: the tokens that are counted, and the counts of pairs."""
+
+OF_COUNTS: Columns = {
+    "i": ("int32", "row in vocabulary.parquet"),
+    "j": ("int32", "row in vocabulary.parquet, not below i"),
+    "count": ("int64", "pairs of places; two places with the same token count twice, once from each"),
+}
+"""Columns of ``counts.parquet``: the pairs that occur, sorted."""
 
 
 def schema_of(columns: Columns, may_be_null: Container[str] = ()) -> Any:

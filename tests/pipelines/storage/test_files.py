@@ -106,7 +106,8 @@ def test_a_lock_notices_that_its_directory_was_replaced(tmp_path):
 
 def test_locking_a_named_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    Lock(tmp_path / "pipe", shared=True).release()
+    with Lock(tmp_path / "pipe", shared=True) as lock:
+        assert lock.acquire(wait=False)
 
 
 def test_reading_a_table_in_batches_frees_what_was_read(tmp_path: Path) -> None:

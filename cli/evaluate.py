@@ -106,8 +106,8 @@ def metric_lines(counts: Mapping[str, Any]) -> list[str]:
 
 
 def class_lines(classes: Mapping[str, Any], counted: str) -> list[str]:
-    """Precision, recall and F1 of each class as the lines of a table, and how many of what is ``counted``, such as examples;
-    empty if there are no classes, or too many to read."""
+    """Precision, recall, F1 and size of each class as the lines of a table; empty if there are no classes, or too many to read.
+    ``counted`` names what the size counts, such as examples."""
     if not 0 < len(classes) <= MOST_CLASSES:
         return []
     rows = []
@@ -123,8 +123,8 @@ def _number(value: float | None) -> str:
 
 
 def parse_gates(given: Sequence[str] | None, flag: str) -> list[tuple[str, str, float]]:
-    """The flag, the metric and the limit of each ``NAME=VALUE``.  Raises InputError if one is written otherwise, or
-    its metric is better when it is lower and the flag is not for that."""
+    """The flag, the metric and the limit of each ``NAME=VALUE``.  Raises InputError if one has another form,
+    or its metric is better when it is lower and the flag is not for that."""
     gates = []
     for text in given or ():
         name, _, value = text.lower().partition("=")

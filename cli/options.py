@@ -59,8 +59,8 @@ class Session:
         return {name: getattr(self, name) for name in ("store", "name", "force", "wait", "progress")}
 
     def answer(self, facts: Mapping[str, Any], lines: Iterable[object], *, of_texts: bool = False) -> None:
-        """Print a result on stdout: its facts as one JSON object with --json, otherwise its lines.  Facts ``of_texts`` quote
-        texts, whose letters people read."""
+        """Print a result on stdout: its facts as one JSON object with --json, otherwise its lines.  With
+        ``of_texts`` the facts quote texts, whose letters are not escaped in JSON."""
         if self.json:
             (say_texts if of_texts else say_json)({"schema": 1, **facts})
             return
@@ -242,8 +242,7 @@ LOOKED_AT = 50
 
 
 def suggestion(templates: Templates, artifact: Artifact, reference: str, store: Store) -> str | None:
-    """The first command line whose gaps can be filled; None if there is none.  The reference is how to call the artifact
-    itself."""
+    """The first command line whose gaps can be filled; None if there is none.  ``reference`` is what to call the artifact."""
     lines = templates(artifact, store) if callable(templates) else templates
     for template in (lines,) if isinstance(lines, str) else lines:
         kinds = re.findall(r"\{(\w+)\}", template)

@@ -72,8 +72,9 @@ def speaks_unicode() -> bool:
 
 
 def check_output_path(path: Path | None, flag: str, *endings: str) -> None:
-    """Check before the work that a file can be written to ``path``, if one was given; ``endings`` are those that its name may
-    have, by default all.  Raises InputError if the ending is wrong, the parent folder does not exist, or the path is a folder."""
+    """Check before the work that a file can be written to ``path``, if one was given.  Its name must have one of the
+    ``endings``, such as ``.png``, if there are any.  Raises InputError if the ending is wrong, the parent folder does not
+    exist, or the path is a folder."""
     if path is None:
         return
     if endings and path.suffix.lower() not in endings:

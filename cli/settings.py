@@ -193,7 +193,7 @@ def origins_added(context: Any, values: Mapping[str, Any]) -> Iterator[None]:
             if source_of(context, name) not in ("ENVIRONMENT", "DEFAULT_MAP"):
                 continue
             flag = _flag(_parameter(context, name))
-            # whole words: a file inside the store is no news about the store
+            # whole words only: a message about a file in the store is not about the store
             mentioned = [flag, str(value)] if isinstance(value, str | Path) and len(str(value)) > 1 else [flag]
             if any(re.search(rf"(?<![\w/.-]){re.escape(each)}(?![\w/-]|\.\w)", text) for each in mentioned):
                 lines.append(f"{flag} was given by {origin_of(context, name)}")

@@ -16,8 +16,8 @@ NARROWEST = 12
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Collection[str] = ()) -> list[str]:
-    """The lines of a table on stdout.  In a file or a pipe every row is one line; on a terminal long cells are wrapped, but
-    not those under the ``whole`` titles, such as ids."""
+    """The lines of a table on stdout.  In a file or a pipe every row is one line; on a terminal long cells are wrapped,
+    except in the columns with the titles ``whole``, such as those of ids."""
     return folded(titles, rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None, whole=whole)
 
 

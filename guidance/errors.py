@@ -54,7 +54,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Why Python refused a value, in its own words; of a number of thousands of digits in plain ones."""
+    """Why Python refused a value, in its own words; a limit on the digits of integers, which it speaks of at length, in ours."""
     return "a number has too many digits" if "integer string conversion" in str(error) else str(error)
 
 

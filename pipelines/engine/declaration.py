@@ -154,8 +154,8 @@ class Take:
         opening.inputs[role] = self.open(reference, opening)
 
     def open(self, reference: Any, opening: Opening[Any]) -> Input:
-        """Find and check one input, or several if it takes many.  Raises InputError if there is no such input, or it is of
-        the wrong kind."""
+        """Find and check one input, or several if it takes many; not called where `add` is overridden.  Raises InputError if
+        there is no such input, or it is of the wrong kind."""
         raise NotImplementedError
 
 

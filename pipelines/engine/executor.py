@@ -55,7 +55,7 @@ ShareOfWork = Annotated[str, AfterValidator(_check_share)]
 
 
 def share_of(work: Sequence[Value], share: str) -> Sequence[Value]:
-    """The pieces of work of a share."""
+    """The pieces of work in a share ``i/n``, in their order; all of them if it is empty."""
     first, step = map(int, (share or "1/1").split("/"))
     return work[first - 1 :: step]
 

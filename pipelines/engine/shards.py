@@ -331,11 +331,12 @@ def evenly(tables: Iterable[Any], rows: int) -> Iterator[Any]:
 
 
 def regrouped(tables: Iterable[tuple[Any, Sequence[Any]]], limits: Sequence[int]) -> Iterator[Any]:
-    """Regroup rows into tables, each of which ends with the row at which a sum of weights has reached its limit.  Every table
+    """Regroup rows into tables, each of which ends with the first row at which a sum of weights reaches its limit.  Every table
     is given with the weights of its rows, an array for each limit.
 
     Row groups, and so the bytes of the file, do not depend on how the rows arrived.
     """
+    # L limits, R rows of the table at hand; sums are those of the rows that are held
     held, sums = list[Any](), np.zeros(len(limits))
     for table, weights in tables:
         ends_LR, start, before_L = np.cumsum(weights, axis=1), 0, np.zeros(len(limits))
@@ -363,7 +364,7 @@ def run_sharded(
     store: Store,
     **options: Unpack[Options],
 ) -> Result | None:
-    """Run a stage that maps over shards.  With ``--shard i/n`` process only some of them, see `Share`, and return None.
+    """Run a stage that maps over shards.  With ``--shard i/n`` process only some shards, see `Share`, and return None.
 
     Runs with ``--shard`` work side by side.  The run that merges waits until they have ended and processes what is then
     missing.  Inputs are verified by the run that merges; a run with ``--shard`` reads only part of them, and relies on page

@@ -56,7 +56,7 @@ class OfSums:
 
 @dataclass(frozen=True)
 class ShareRight:
-    """The share of the answers that are right; ``right`` says so of each answer, (examples,)."""
+    """The share of the answers that are right; ``right``, (examples,), has True for each of them."""
 
     right: np.ndarray
 

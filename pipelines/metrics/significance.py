@@ -99,8 +99,12 @@ def unpaired_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Difference:
-    """The same for figures on different examples, which are drawn independently of each other: each a figure on chosen
-    examples, and how many examples there are.  Raises InputError if one of them has no examples."""
+    """The same for two systems on different examples, which are drawn independently of each other.  Raises InputError if
+    one of them has no examples.
+
+    Args:
+        first, second: the figure of each system on chosen examples, and how many examples it has.
+    """
     (one, n), (other, m) = first, second
     if min(n, m) < 1:
         raise InputError("there are no examples to compare")
@@ -113,8 +117,12 @@ def unpaired_bootstrap(
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Difference:
-    """The exact McNemar test of two accuracies, from whether each system is right, example by example: is a change for the
-    better as frequent as one for the worse?  Raises InputError if the systems have different numbers of examples, or none."""
+    """The exact McNemar test of two accuracies: is a change for the better as frequent as one for the worse?  Raises
+    InputError if the systems have different numbers of examples, or none.
+
+    Args:
+        first, second: whether each system is right, example by example.
+    """
     from scipy import stats
 
     if len(first) != len(second):

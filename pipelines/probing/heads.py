@@ -57,7 +57,7 @@ def write_heads(
     Args:
         figures: ``{name: {site: figure_H}}``: one number for each head of each site, as `Means.column` gives them; NaN is written
             as null.
-        units: of each name what the figure is, with its unit.
+        units: by name, what each figure is, with its unit.
         drawn: the name of the figure that the picture shows; without one there is no picture.
         title, label, hundredths: see `heads_picture`.
     """

@@ -60,8 +60,8 @@ class Config(executor.Config):
 
 
 def _prepare(opening: Opening[Config], *, is_own_idf: bool = True) -> None:
-    """Add the corpus of the sequences, and check that the tables are of it; the idf only if ``is_own_idf``, since a model
-    reads that of the corpus from which it learned."""
+    """Add the corpus of the sequences, and check that the tables were made from it.  The idf is checked only if ``is_own_idf``:
+    a model reads the idf of the corpus that it learned from."""
     inputs, data = opening.inputs, opening.inputs["sequences"]
     tables: dict[str, Any] = {role: inputs.pop(role) for role in ("idf", "deps") if role in inputs}
     inputs["corpus"] = opening.load_input(data, "corpus")

@@ -152,7 +152,7 @@ def training_data(model: Artifact | Files, store: Store) -> Artifact | None:
 
 def trained_idf(model: str, plan: Plan, store: Store, *, is_needed: bool = False) -> str:
     """The path of the idf of words that a model learned with; empty if it learned with none, or if it is gone.  Raises
-    InputError if it is gone, and needed.
+    InputError if it is gone but needed.
 
     Args:
         model: a reference, or a model folder.
@@ -186,8 +186,8 @@ USUAL_LENGTH = 128
 
 
 def longest(model: str, given: int, store: Store) -> int:
-    """How many tokens the sequences of a model, given as a reference or a folder, may have: ``given``, unless it is 0, or as
-    many as it was trained with, if that is known.  Otherwise 128, or what the model can read at most."""
+    """How many tokens the sequences of a model may have: ``given``, unless it is 0; else as many as in its training, if that is
+    known; else 128, or what the model can read at most.  The model is a reference or a folder."""
     if given:
         return given
     folder, origin = Path(model), ""

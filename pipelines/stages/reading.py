@@ -16,9 +16,9 @@ from pipelines.training.plan_inputs import load_inputs
 
 
 def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifact, Any]:
-    """Data as sequences for the model in one role, and the configuration with the masks that its plan needs.  The reference
-    is of sequences that were made with its tokenizer, of a dataset or of a corpus, or it is a text file.  Raises InputError
-    if there are no such data."""
+    """Data as sequences for the model in one role, and the configuration with the masks that its plan needs.  The
+    reference names sequences that were made with its tokenizer, a dataset, a corpus or a text file.  Raises InputError if
+    there are no such data."""
     config, store, progress = opening.config, opening.store, opening.progress
     model, folder = opening.references[role], folder_of(opening.inputs[role])
     try:

@@ -172,8 +172,8 @@ def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) 
 
 
 def _settings(config: Config) -> list[dict[str, Any]]:
-    """Every combination of the values of the grid.  Raises InputError if one is not written as NAME=VALUE,VALUE, or
-    names no setting that can vary."""
+    """Every combination of the values of the grid.  Raises InputError if an entry is not written as
+    NAME=VALUE,VALUE, or names no setting that can vary."""
     known = finetune.Config.model_fields
     axes: dict[str, list[str]] = {}
     for text in config.grid:
@@ -325,7 +325,7 @@ def run_schema(metrics: Sequence[str] = ()) -> Any:
 
 
 def build(run: Run, members: Sequence[Member] = (), chosen: Sequence[Member] = (), task: str = "") -> None:
-    """Write the tables of a search: of all runs, among which are the ``chosen`` ones that were tested."""
+    """Write the tables of a search, from all runs and the ``chosen`` ones among them, which were tested."""
     names = list(dict.fromkeys(name for member in chosen for name in member.metrics))
     schema = run_schema(names)
     rows = [

@@ -101,7 +101,7 @@ class Counted:
 
 
 def masked_rows(data: Artifact, tokenizer: Any, masker: Masker, config: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The masked sequences of a split, or its pairs of texts, as a validation masks them, for a
+    """The masked sequences of a split, or its pairs of texts, as a validation masks them; ``config`` is a
     `pipelines.stages.floors.Config`."""
     from pipelines.training.batches import Examples
     from pipelines.training.learners.guided import VALID_EPOCH

@@ -192,8 +192,8 @@ def _block_rows(blocks: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _split(blocks: list[Any], parsed: Any, wanted: TextRange) -> dict[str, Any]:
-    """The words of text without trees, split by `word_spans`: of all blocks, or without the ``parsed`` sentences, (document,
-    sentence), since they have trees."""
+    """The words of text without trees, split by `word_spans`.  The ``parsed`` sentences, (document, sentence), have trees and
+    are left out; if it is None, no sentence has one."""
     document: list[int] = []
     spans: list[tuple[int, int]] = []
     forms: list[str] = []

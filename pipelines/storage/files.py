@@ -193,7 +193,7 @@ def publish_directory(temporary: Path, final: Path, *, trash: Path | None) -> No
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into, which gets its name with one rename when the block has ended; after an error nothing is left.
-    Raises InputError if there is such a folder, and it is not empty, and MachineError if it cannot be written."""
+    Raises InputError if a folder of this name exists and is not empty, and MachineError if it cannot be written."""
     folder = folder.absolute()
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{str(folder)!r} exists already", hint="choose a new folder")

@@ -76,9 +76,14 @@ class Store:
     # building
 
     def existing(self, kind: str, recipe: str, *, verify: bool = True, otherwise: str = "building") -> Artifact | None:
-        """The artifact of a recipe, if it exists and is valid, for which ``verify`` checks its files; if it is damaged, a warning
-        says so, and what is done again ``otherwise``.  Raises InputError if its path holds something else, which not even ``--force`` may replace, and
-        ArtifactMisplaced if the folder holds another artifact, which is not to be lost."""
+        """The artifact of a recipe, if it exists and is valid.  A warning tells of a damaged one.  Raises InputError if its path
+        holds something else, which not even ``--force`` may replace, and ArtifactMisplaced if the folder holds another
+        artifact, which is not to be lost.
+
+        Args:
+            verify: whether to check its files.
+            otherwise: for the warning, what is done again, such as ``building``.
+        """
         path = self.folder(kind, recipe)
         try:
             artifact = self.open(path)
@@ -401,8 +406,8 @@ class Store:
             file.unlink(missing_ok=True)
 
     def find_unfinished(self, kind: str | None, reference: str) -> Path | None:
-        """The folder of unfinished work, perhaps only of a kind, with this ``kind/id``, id prefix or name; None if there is
-        none.  Raises ArtifactAmbiguous if more than one matches."""
+        """The folder of unfinished work with this ``kind/id``, id prefix or name, of any kind if ``kind`` is None; None if
+        there is none.  Raises ArtifactAmbiguous if more than one matches."""
         given, _, rest = reference.rpartition("/")
         folders = [f for f in self.unfinished() if kind in (None, f.parent.name) and given in ("", f.parent.name)]
         fitting = [] if given else [folder for folder in folders if self.unfinished_name(folder) == rest]

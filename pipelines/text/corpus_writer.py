@@ -253,7 +253,7 @@ def stretches(documents: Sequence[tuple[str, int]], valid: float, test: float) -
 
 
 class _Stretches:
-    """The stretches of few documents, see `stretches`; ``blocks`` and ``characters``: how many each document has, once its
+    """The stretches of few documents, see `stretches`.  ``blocks`` and ``characters`` say how many each document has, once its
     blocks are cut."""
 
     def __init__(self, documents: Sequence[tuple[str, int]], valid: float, test: float) -> None:
@@ -309,7 +309,8 @@ def _check_sizes(counts: dict[str, Any], wanted: dict[str, float], notes: Notes,
 def _numbered(
     drafts: Sequence[Draft], splits: Sequence[np.ndarray], few: _Stretches | None, totals: dict[str, np.ndarray]
 ) -> Iterator[tuple[pa.Table, list[np.ndarray]]]:
-    """The rows of ``blocks.parquet``, with the number of characters of each, and ones; adds them to ``totals``."""
+    """The rows of ``blocks.parquet`` as tables, each with two weights of its rows, for `regrouped`: their characters, and 1 for
+    each.  Adds what it counts to ``totals``."""
     known, document_before = 0, -1
     before = {"block": 0, "sentence": 0, "start": 0}  # of the document that goes on
     for draft, codes in zip(drafts, splits, strict=True):

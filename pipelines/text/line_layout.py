@@ -41,8 +41,8 @@ def has_sentence_lines(text: str) -> bool:
 
 
 def check_not_columns(text: str, name: str, hint: str = "") -> None:
-    """Raise InputError if a text, of which the beginning is given, has one token with columns in each line (CoNLL).  The
-    ``hint`` says what to do then; by default for running text."""
+    """Raise InputError if a text, of which the beginning is given, has one token with columns in each line (CoNLL).  ``hint``
+    says what to do then; the default is for running text."""
     lines = [line for line in _lines(text) if not line.startswith("#")]
     is_tabbed = sum("\t" in line for line in lines) > 0.9 * len(lines)
     rows = [line.split("\t" if is_tabbed else " ") for line in lines]

@@ -187,7 +187,7 @@ def table_documents(
         return
     header = top[1]
     likeliest = header
-    if fields.text not in header:  # which is an error
+    if fields.text not in header:  # `_columns` raises an error, which suggests the column of the longest text first
         lengths = dict(zip(header, map(len, next(rows, (0, header))[1]), strict=False))
         likeliest = sorted(header, key=lambda column: -lengths.get(column, 0))
     text_at, id_at = _columns(header, fields, f"{name!r}, line {top[0]}", likeliest)

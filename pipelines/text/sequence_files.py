@@ -193,8 +193,8 @@ _WORDS = {True: {"s": "", "were": "was", "them": "it"}, False: {"s": "s", "were"
 
 
 def _warn(run: Run, replaced: int, of_text: Mapping[str, int]) -> None:
-    """Warn of cut, dropped and unknown text, and of tokens that became unknown because they spelled a special one;
-    ``of_text`` are the tokens of each split that are not special."""
+    """Warn of cut, dropped and unknown text, and of tokens that became unknown because they spelled a special one.
+    ``of_text`` says how many tokens of each split are not special."""
     if replaced:
         pieces = counted(replaced, "piece of text", "pieces of text")
         run.warn(f"{pieces} spelled a special token and became unknown")

@@ -19,7 +19,7 @@ class Best:
     Attributes:
         select: the metric of a scorer that decides, the higher the better; "" for the first validation loss.
         patience: how many validations in a row may be no better before training ends; 0 for any number.
-        kept: of how many of the best validations the weights are kept.
+        kept: the number of best validations whose weights are kept.
     """
 
     select: str = ""

@@ -1,4 +1,4 @@
-"""What an objective makes a learner of (`Setup`), and what the training loop needs of one: its passes, and its model folders."""
+"""What an objective is given to make a learner (`Setup`), and two parts of a learner: its passes, and its model folders."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def longest_input(found: Any) -> int | None:
 
 
 def check_lengths(found: Any, splits: Mapping[str, Any], reference: str) -> None:
-    """Raises InputError when a sequence, or a side of a pair, is longer than the model allows; ``splits`` know their ``lengths``."""
+    """Raises InputError when a sequence, or a side of a pair, is longer than the model allows; each of the ``splits`` has its
+    ``lengths``."""
     most = longest_input(found)
     if most is None:
         return

@@ -62,7 +62,7 @@ class Objective:
         trains_generator: whether a generator learns beside the model with any plan.
         learner: the function ``prepare(setup, objective)`` that makes the learner of a run, as ``module:name``.
         measured_as: what ``metrics.json`` of an evaluation calls the task of the model; empty if there is no evaluation.
-        head: the name of the model class that the evaluation is for, or its end.
+        head: the name of the model class that the evaluation is for, or the end of it, such as ``ForMaskedLM``.
         evaluation: the function ``evaluate(run, folder, model, handle)``, as ``module:name``.
         evaluation_settings: groups of settings of the evaluation; every field becomes a flag of ``guide evaluate``.
         needs_corpus: whether the evaluation reads the text of the sequences, so that their corpus must be in the store.

@@ -88,10 +88,8 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
 
 
 def _origin_of_weights(folder: Path, files: Files) -> dict[str, Any]:
-    """The provenance of what a model folder makes: its name, the licence of its model card, and the sha256 of its weights by file.
-
-    A folder behind a link has the name of the link.
-    """
+    """What everything made from a model folder records of it: its name, the licence of its model card, and the sha256 of its
+    weights by file.  A folder that is given by a link has the name of the link."""
     digests = {name: sha for name, sha in zip(files.names, files.digests, strict=True) if name.endswith(_WEIGHTS)}
     return {
         "source": f"{WEIGHTS_OF}{os.path.basename(os.path.abspath(folder))}",
@@ -110,7 +108,7 @@ def licence_of(folder: Path) -> str | None:
     except (OSError, ValueError, YAMLError):
         return None
     licence = metadata.get("license")
-    if licence == "other":  # than those with an identifier
+    if licence == "other":  # one without an identifier on the hub, whose name stands beside it
         licence = metadata.get("license_name")
     return " and ".join(map(str, licence)) if isinstance(licence, list) else licence and str(licence)
 

@@ -18,7 +18,8 @@ from pipelines.training.task import Batch, Task
 
 
 def prepare(setup: Setup, task: type[Task]) -> ExampleLearner:
-    """Raises InputError when data, plan, model and settings do not fit each other."""
+    """The learner of a task, with the adversarial training that the settings ask for.  Raises InputError when data, plan, model
+    and settings do not fit each other."""
     kinds = {"none": ExampleLearner, "freelb": FreeLBLearner, "smart": SmartLearner}
     return kinds[setup.config.adversarial](setup, task.of_training(setup))
 

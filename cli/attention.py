@@ -196,7 +196,7 @@ def _page(folder: Path, text: str, device: str) -> bytes:
 
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "text.txt"
-        source.write_text(text, encoding="utf-8")
+        source.write_text(" ".join(text.split()), encoding="utf-8")  # on one line, so that it is one example
         config = discover_score.Config(device=device, sequence_length=512)
         store = Store(Path(scratch) / "artifacts")
         with (

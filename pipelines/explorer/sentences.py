@@ -1,25 +1,24 @@
-"""The data of the page: of a text file with one sentence a line each sentence is an example."""
+"""What examples the page has: if a text file has one sentence a line, each sentence is an example."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from pipelines.stages import corpus, discover_score, missing, sequences
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.text.line_layout import SAMPLE, has_sentence_lines
+from pipelines.text.line_layout import SAMPLE, beginning, has_sentence_lines
 from pipelines.text.readers import format_of, open_text
 
 
 def one_each(data: str, model: str, config: discover_score.Config, store: Store) -> tuple[str, discover_score.Config]:
-    """Sequences of one sentence each, made with the tokenizer of a model, and how they are read; data that are no text file with one
-    sentence a line stay as they are."""
-    try:
+    """The sequences that the page reads, and the settings with which it reads them.  Of a text file with one sentence a line each
+    sequence is one sentence, in tokens of the model; all other data and their settings are returned as they are."""
+    with suppress(ArtifactMissing):
         store.find(data)
-    except ArtifactMissing:
-        if not (Path(data).is_file() and _has_sentence_lines(data)):
-            return data, config
-    else:
+        return data, config
+    if not (Path(data).is_file() and _has_sentence_lines(data)):
         return data, config
     lines = corpus.Config(valid=0.0, documents="line", sentences="line")
     read = corpus.run([data], lines, store=store)
@@ -32,8 +31,8 @@ def one_each(data: str, model: str, config: discover_score.Config, store: Store)
 
 
 def _has_sentence_lines(name: str) -> bool:
+    """Whether a file is text with one sentence a line, and has several lines: a single one is one example anyhow."""
     if format_of(name) != "text":
         return False
     with open_text(Path(name), name, "utf-8") as stream:
-        text = stream.read(4 * SAMPLE).decode("utf-8", "ignore").removeprefix("\ufeff")
-    return has_sentence_lines(text.replace("\r\n", "\n").replace("\r", "\n")[:SAMPLE])
+        return has_sentence_lines(beginning(stream.read(4 * SAMPLE), "utf-8"), fewest=2)

@@ -28,7 +28,7 @@ from pipelines.storage.files import machine_errors, remove_tree
 from pipelines.text.blocks import Document, Notes, text_documents
 from pipelines.text.conllu import conllu_documents
 from pipelines.text.corpus_files import read_blocks
-from pipelines.text.line_layout import SAMPLE, check_not_columns, has_sentence_lines
+from pipelines.text.line_layout import SAMPLE, beginning, check_not_columns, has_sentence_lines
 from pipelines.text.pieces import Bundle, Piece, bundles, can_cut, cut_file, cut_parquet
 from pipelines.text.readers import MIXED_LINE_ENDS, check_encoding, decode, format_of, open_lines, open_text
 from pipelines.text.records import (
@@ -202,8 +202,7 @@ def _parts(piece: Piece, config: Config, notes: Notes) -> Sequence[Piece]:
     else:
         if config.sentences == "auto":
             with machine_errors(f"cannot read {piece.path!r}"), open(piece.path, "rb") as file:
-                text = file.read(4 * SAMPLE).decode(config.encoding, "ignore").removeprefix("\ufeff")
-            sample = text.replace("\r\n", "\n").replace("\r", "\n")[:SAMPLE]
+                sample = beginning(file.read(4 * SAMPLE), config.encoding)
             piece = dataclasses.replace(piece, has_sentence_lines=has_sentence_lines(sample))
         pages = config.documents == "file" and (config.sentences == "line" or piece.has_sentence_lines)
         parts, is_mixed = cut_file(piece, config.shard_size, "page" if pages else "blank line")

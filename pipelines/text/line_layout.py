@@ -20,21 +20,33 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
-def has_sentence_lines(text: str) -> bool:
+def beginning(raw: bytes, encoding: str) -> str:
+    """The first `SAMPLE` characters of a text, or all it has; ``raw``: its first 4 × `SAMPLE` bytes."""
+    text = raw.decode(encoding, "ignore").removeprefix("\ufeff")
+    return text.replace("\r\n", "\n").replace("\r", "\n")[:SAMPLE]
+
+
+def has_sentence_lines(text: str, *, fewest: int = FEWEST_LINES) -> bool:
     """True if every line of a text, of which the beginning is given, seems to be one sentence.
 
     That is so if most lines end where a sentence ends, and hardly any line holds more than one; or if the text has no
     sentence marks at all.  If more than a fifth of the lines end inside a sentence, the text must also not look wrapped: in
     wrapped prose, the first word of most lines would not have fitted into the line before.
+
+    Args:
+        fewest: with fewer lines, a text is taken for prose.  Fewer than `FEWEST_LINES` lines must each be exactly one sentence,
+            with the mark that ends it, since so few say little about the rest.
     """
     lines = _lines(text)
-    if len(lines) < FEWEST_LINES:
+    if len(lines) < fewest:
         return False
     marks = any(mark in text for mark in (". ", "? ", "! "))
     if marks and sum(line[-1].isalnum() or line[-1] in ",;:-" for line in lines) > 0.5 * len(lines):
         return False  # a quick answer for most prose
     inner = sum(len(split_sentences(line)) - 1 for line in lines) / len(lines)
     ended = sum(any(end == len(line) for _, end in split_sentences(f"{line} A")) for line in lines) / len(lines)
+    if len(lines) < FEWEST_LINES:
+        return inner == 0 and ended == 1
     if ended > 0.8:
         return inner < 0.3
     return ((inner < 0.3 and ended > 0.5) or inner + ended < 0.05) and not _is_wrapped(lines)

@@ -71,6 +71,17 @@ def test_attention_is_that_of_the_model_as_json_and_pictures(
     assert [line.split(":")[0] for line in done.err.splitlines()] == ["drawn", "drawn", "drawn", "written"]
 
 
+def test_the_page_of_attention_shows_a_text_of_several_lines_as_one(
+    guide: Callable[..., Any], folder: str, tmp_path: Path
+) -> None:
+    lines = "anna saw anna .\nthe dog saw the man ."
+    assert guide("attention", folder, "--text", lines, "--html", "page.html").code == 0
+    _, _, data = (tmp_path / "page.html").read_text().partition('id="guide-data">')
+    answers = json.loads(data.partition("</script>")[0])
+    assert answers["api/overview"]["models"][0]["examples"] == 1
+    assert answers["api/example?model=0&example=0"]["tokens"] == ["<s>", *lines.split(), "</s>"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -237,7 +237,7 @@ def test_what_is_printed_is_the_figure_alone(tab: Any) -> None:
     tab.emulate_media(media="screen")
 
 
-def test_a_text_of_one_sentence_a_line_has_a_sentence_in_each_example(browser: Any, tmp_path: Path) -> None:
+def test_a_text_of_one_sentence_a_line_has_a_sentence_in_each_example(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
     parts = (("anna", "she", "her"), ("saw", "fed", "was"), ("the dog", "the man", "it"))
     lines = [" ".join((*words, ".")) for words in product(*parts)]
@@ -247,3 +247,17 @@ def test_a_text_of_one_sentence_a_line_has_a_sentence_in_each_example(browser: A
         assert side.ready().number == len(lines)
         assert side.example(1)["tokens"][1:6] == ["anna", "saw", "the", "man", "."]
         assert page.workspace.overview()["data"] == "text.txt"
+
+
+@pytest.mark.parametrize(
+    ("text", "examples"),
+    [
+        ("anna saw the dog .\nshe fed it .\n", 2),
+        ("anna saw the dog .\nshe fed it .\nthe man was glad", 1),  # the last line has no mark
+        ("anna saw the dog . she\nfed it . the man was\nglad .", 1),
+        ("anna saw the dog .\nshe fed it . the man was glad .", 1),
+    ],
+)
+def test_a_few_lines_are_examples_if_each_is_exactly_one_sentence(tmp_path: Path, text: str, examples: int) -> None:
+    with served(tmp_path, [model_folder(tmp_path / "model")], text) as page:
+        assert page.workspace.sides[0].ready().number == examples

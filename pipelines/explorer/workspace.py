@@ -1,7 +1,7 @@
 """What the page shows, and the work behind it: opens models, surveys their heads, and measures patterns that a person tries.
 
-What takes long is done in the background (`pipelines.explorer.worker`).  Nothing here writes to the store except
-`Workspace.accept`.
+What takes long is done in the background (`pipelines.explorer.worker`).  Two things are written to the store: what must be made
+before a text file, a corpus or a dataset can be read, such as sequences; and what `Workspace.accept` makes.
 """
 
 from __future__ import annotations

@@ -137,11 +137,12 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Difference:
 
 
 def detectable(deviation: float, n: int, *, level: float = 0.05, power: float = 0.8) -> float:
-    """The smallest true difference that a two-sided paired t-test finds with this probability.
+    """The smallest true mean difference that a two-sided paired t-test finds with the probability ``power``.
 
     Args:
         deviation: standard deviation of the differences of pairs.
-        n: pairs; at least two.
+        n: how many pairs there are; at least two.
+        level: the test finds a difference if its p-value is below this.
     """
     from scipy import optimize, stats
 

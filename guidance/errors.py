@@ -43,14 +43,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """A number with what it counts, such as ``1 text was`` or ``2,000 texts were``.
+def counted(number: int, one: str, many: str = "", *, of: str = "") -> str:
+    """A number with what it counts, such as ``1 text was``, ``2,000 texts were`` or ``1 of 2,000 texts was``.
 
     Args:
         one: the words after 1.
         many: those after any other number; by default ``one`` with an s.
+        of: all that the number is a part of, such as ``2,000 texts``.
     """
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    part = f"{number:,} of {of}" if of else f"{number:,}"
+    return f"{part} {one if number == 1 else many or one + 's'}"
 
 
 def reason_of(error: Exception) -> str:

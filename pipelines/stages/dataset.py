@@ -238,10 +238,9 @@ def build(run: Run[Config]) -> None:
     if structured.tested:
         counts["sharing_test_documents"] = structured.shared
         if structured.shared and not config.drop_shared:
-            of = f"of {structured.tested:,} test documents"
+            share = counted(structured.shared, "shares", "share", of=f"{structured.tested:,} test documents")
             run.warn(
-                f"{counted(structured.shared, f'{of} shares', f'{of} share')} a sentence with a training document: scores are "
-                "contaminated; --drop-shared leaves out such documents"
+                f"{share} a sentence with a training document: scores are contaminated; --drop-shared leaves out such documents"
             )
 
 
@@ -317,8 +316,8 @@ def _count_shared_texts(run: Run[Config], texts: Mapping[str, Sequence[bytes]]) 
     for split in ("valid", "test"):
         if shared := sum(own in known for own in texts[split]):
             run.out.counts.setdefault("sharing_text", {})[split] = shared
-            of = f"of {len(texts[split]):,} examples"
-            run.warn(f"{split}: {counted(shared, f'{of} has', f'{of} have')} the text of a training example")
+            have = counted(shared, "has", "have", of=f"{len(texts[split]):,} examples")
+            run.warn(f"{split}: {have} the text of a training example")
 
 
 def _side(split: str) -> Examples:

@@ -290,8 +290,8 @@ class _Summary:
         if unknown:
             most = ", ".join(repr(label) for label in sorted(unknown, key=lambda label: (-unknown[label], label))[:5])
             number, words = sum(unknown.values()), self._relations.total()
-            of = f"of {words:,} words"
-            yield f"{counted(number, f'{of} has', f'{of} have')} a relation that patterns do not know: {most}"
+            have = counted(number, "has", "have", of=f"{words:,} words")
+            yield f"{have} a relation that patterns do not know: {most}"
         if scheme == "other":
             yield "the parser's labels are not those of Universal Dependencies or of spaCy's English models"
 

@@ -58,8 +58,8 @@ def build(run: Run[Config]) -> None:
     config = run.config
     watched = WatchedSequences(run.inputs, config)
     if watched.number < FEW:
-        of = f"of the split {config.split}"
-        read = counted(watched.number, f"sequence {of} is read", f"sequences {of} are read")
+        split = f"of the split {config.split}"
+        read = counted(watched.number, f"sequence {split} is read", f"sequences {split} are read")
         run.warn(f"only {read}, so what stands out may be chance; --split and --limit choose others")
     patterns, left_out = measurable(config.patterns, watched.known)
     with run.progress.task("relevance", total=watched.number, unit="sequences") as bar:

@@ -62,11 +62,8 @@ def build(run: Run[Config]) -> None:
         shared = _sharing(dataset, codes)
         run.out.counts["sharing_test_documents"] = shared
         if shared:
-            of = f"of {counts['test']['documents']:,} test documents"
-            run.warn(
-                f"{counted(shared, f'{of} shares', f'{of} share')} a sentence with a training document: "
-                "scores are contaminated"
-            )
+            share = counted(shared, "shares", "share", of=f"{counts['test']['documents']:,} test documents")
+            run.warn(f"{share} a sentence with a training document: scores are contaminated")
 
 
 def _splits(groups: list[bytes], config: Config, reference: str) -> np.ndarray:

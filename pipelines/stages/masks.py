@@ -199,10 +199,8 @@ def _warn(run: Run[Config], totals: Mapping[str, Mapping[str, int]]) -> None:
     """Warn of data that were given but say nothing; it is no mistake to leave a table out."""
     for split, counts in totals.items():
         if counts.get("cut_arcs"):
-            of = f"of {counts['arcs']:,} arcs"
-            cut = counted(
-                counts["cut_arcs"], f"{of} leads out of a sequence and was", f"{of} lead out of a sequence and were"
-            )
+            verbs = "leads out of a sequence and was", "lead out of a sequence and were"
+            cut = counted(counts["cut_arcs"], *verbs, of=f"{counts['arcs']:,} arcs")
             run.warn(f"{split}: {cut} dropped")
         if empty := [name for name in _HAS_VALUE if counts.get(f"with_{name}") == 0]:
             run.warn(f"{split}: no token has {_listed(empty)}")

@@ -280,8 +280,8 @@ def _notes(artifact: Artifact) -> tuple[str, ...]:
         hint = "; a larger --max-length reads more"
         if counts["asked"]["any_word"] < counts["questions"]:
             hint = "; --scope windows reads whole documents" if config["scope"] == "document" else ""
-        of = f"of {counts['mentions']:,} mentions"
-        notes.append(f"{counted(counts['cut_off_mentions'], f'{of} was', f'{of} were')} cut off{hint}")
+        were = counted(counts["cut_off_mentions"], "was", "were", of=f"{counts['mentions']:,} mentions")
+        notes.append(f"{were} cut off{hint}")
     lines = ["; ".join(notes)]
     if counts["asked"]["any_word"]:
         lines.append('a pronoun chooses between its candidates; under "any word" all words of the text compete')

@@ -88,8 +88,8 @@ def measure(run: Run[Config]) -> Findings:
     )
     counts = {"sentences": len(whole), "split_sentences": len(sentences) - len(whole)}
     if counts["split_sentences"]:
-        of, split = f"of {len(sentences):,} sentences", "a word that the tokenizer splits, and"
-        run.warn(f"{counted(counts['split_sentences'], f'{of} has {split} is', f'{of} have {split} are')} left out")
+        verbs = "has a word that the tokenizer splits, and is", "have a word that the tokenizer splits, and are"
+        run.warn(f"{counted(counts['split_sentences'], *verbs, of=f'{len(sentences):,} sentences')} left out")
     mean = sum(row["accuracy"] for row in table) / len(table)
     return Findings(counts, {"best": best(table, "accuracy"), "mean": mean, "confusion": _confusion(whole, bits)})
 

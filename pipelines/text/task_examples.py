@@ -171,9 +171,9 @@ def _tagged(
         return
     missing = sum(tag is None for tag in tags)
     if missing and (missing < len(tags) or split != "test"):
-        of = f"of the {counted(len(words), 'word')} of this sentence"
+        have = counted(missing, "has", "have", of=f"the {counted(len(words), 'word')} of this sentence")
         raise InputError(
-            f"{place}: {counted(missing, f'{of} has', f'{of} have')} no tag",
+            f"{place}: {have} no tag",
             hint="each line is a word, a tab or a space, and a tag; --text-column and --label-column choose columns",
         )
     label = None if missing else " ".join(str(tag) for tag in tags)

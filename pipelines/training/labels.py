@@ -40,9 +40,9 @@ def training_labels(setup: Setup) -> list[str]:
     """
     labels = setup.train.labels.tolist()
     if missing := sum(label is None for label in labels):
-        of = f"of {len(labels):,} training examples"
+        have = counted(missing, "has", "have", of=f"{len(labels):,} training examples")
         raise InputError(
-            f"{setup.sequences.reference}: {counted(missing, f'{of} has', f'{of} have')} no label",
+            f"{setup.sequences.reference}: {have} no label",
             hint="name their column: guide build-dataset --label-column NAME",
         )
     distinct = set(labels)

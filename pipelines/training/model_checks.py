@@ -31,10 +31,9 @@ def check_lengths(found: Any, splits: Mapping[str, Any], reference: str) -> None
         return
     lengths = np.concatenate([split.lengths for split in splits.values()])
     if (longer := int((lengths > most).sum())) > 0:
-        of = f"of {reference}"
+        are = counted(longer, f"sequence of {reference} is", f"sequences of {reference} are")
         raise InputError(
-            f"the model allows {most} tokens; {counted(longer, f'sequence {of} is', f'sequences {of} are')} longer, the longest has "
-            f"{lengths.max()}",
+            f"the model allows {most} tokens; {are} longer, the longest has {lengths.max()}",
             hint=f"guide build-sequences … --max-length {most}; of a dataset: --sequence-length {most}",
         )
 

@@ -39,10 +39,8 @@ def evaluate(run: Run, model: Any, handle: Handle, task: Task) -> None:
     counts = {"examples": len(predictions), "unlabelled": sum(p.gold is None for p in predictions)}
     counts |= unknown | seen_in_training(run, predictions)
     if counts["unlabelled"]:
-        of = f"of {len(predictions):,} examples"
-        run.warn(
-            f"{counted(counts['unlabelled'], f'{of} has', f'{of} have')} no label; the metrics leave out such examples"
-        )
+        have = counted(counts["unlabelled"], "has", "have", of=f"{len(predictions):,} examples")
+        run.warn(f"{have} no label; the metrics leave out such examples")
     report = task.report(predictions)
     report |= sparsity(run, model, handle, task)
     report["slices"] = slices(task, predictions, {"tokens": _thirds(tokens), "source": sources})
@@ -78,8 +76,7 @@ def unknown_labels(run: Run, task: Task) -> dict[str, int]:
             hint="--label-column of `guide build-dataset` chooses the column of the labels",
         )
     number = sum(not all(own.values()) for own in answers)
-    of = f"of {len(gold):,} examples"
-    have = counted(number, f"{of} has", f"{of} have")
+    have = counted(number, "has", "have", of=f"{len(gold):,} examples")
     run.warn(f"{have} labels that the model does not know: {short_list(unknown)}")
     return {"unknown_labels": number}
 
@@ -92,8 +89,8 @@ def seen_in_training(run: Run, predictions: Sequence[Prediction]) -> dict[str, i
     tested = text_digests(run.inputs["corpus"])
     numbers = {prediction.number for prediction in predictions}
     if seen := sum(tested[number] in known for number in numbers):
-        of = f"of {len(numbers):,} examples"
-        run.warn(f"{counted(seen, f'{of} has', f'{of} have')} the text of an example that the model was trained on")
+        have = counted(seen, "has", "have", of=f"{len(numbers):,} examples")
+        run.warn(f"{have} the text of an example that the model was trained on")
     return {"seen_in_training": seen}
 
 

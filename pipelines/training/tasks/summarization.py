@@ -138,8 +138,8 @@ class Summarization(YesNoTask):
         }
         empty = sum(not sentences for sentences in chosen["oracle"])
         if empty:
-            of = f"of {len(predictions):,} documents"
-            run.warn(counted(empty, f"{of} shares no word with its summary", f"{of} share no word with their summary"))
+            words = "shares no word with its summary", "share no word with their summary"
+            run.warn(counted(empty, *words, of=f"{len(predictions):,} documents"))
         write_metrics(
             run,
             cls.name,

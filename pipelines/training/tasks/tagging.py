@@ -56,8 +56,8 @@ class Tagging(Task):
         """
         labels = setup.train.labels.tolist()
         if missing := sum(label is None for label in labels):
-            of = f"of {len(labels):,} training examples"
-            raise InputError(f"{setup.sequences.reference}: {counted(missing, f'{of} has', f'{of} have')} no tags")
+            have = counted(missing, "has", "have", of=f"{len(labels):,} training examples")
+            raise InputError(f"{setup.sequences.reference}: {have} no tags")
         tags = sorted({tag for label in labels for tag in label.split()}, key=lambda tag: (tag != OUTSIDE, tag))
         if len(tags) < 2:
             raise InputError(

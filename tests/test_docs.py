@@ -114,7 +114,8 @@ def test_a_table_without_a_section_gets_one_and_an_outdated_column_is_mended() -
     made = with_tables(f"{start}### {rest}")
     columns = section[section.index("| column") :]
     assert f"### heads.parquet of sinks\n\nWritten by `guide probe sinks`.\n\n{columns}\nThe commands" in made
-    assert with_tables(page.replace("| `special` | double | mean attention", "| `special` | int64 | attention")) == page
+    outdated = page.replace("| `special` | double | mean attention", "| `special` | int64 | attention")
+    assert with_tables(outdated) == page != outdated
 
 
 PLANS = [

@@ -141,8 +141,9 @@ def leading(model: nn.Module) -> GuidedModel | None:
 class BeforeCall:
     """A hook before a model runs: it adds the guidance that the call lacks, and makes it record what was asked for."""
 
-    def __init__(self, handle: GuidedModel) -> None:
+    def __init__(self, handle: GuidedModel, module: nn.Module) -> None:
         self.handle = handle
+        self._parameters = tuple(inspect.signature(type(module).forward).parameters)[1:]
         parts = [part for part in handle.model.modules() if isinstance(part, PreTrainedModel)]
         self._configs = [part.config for part in parts if part.config._attn_implementation == NAME]
 
@@ -177,17 +178,17 @@ class BeforeCall:
     def _made(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> BatchGuidance | None:
         """The guidance of a call that comes without; it measures no loss."""
         handle = self.handle
-        batch: dict[str, Any] = dict(zip(INPUTS[:2], args, strict=False))
-        batch |= {name: kwargs[name] for name in kwargs if name in INPUTS or is_feature(name)}
+        arguments = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
+        batch = {name: value for name, value in arguments.items() if name in INPUTS or is_feature(name)}
         model: Any = handle.model
-        has_labels = kwargs.get("labels") is not None and model.config.is_encoder_decoder
+        has_labels = arguments.get("labels") is not None and model.config.is_encoder_decoder
         if (
             batch.get("decoder_input_ids") is None
             and has_labels
             and module is handle.model
             and handle.shapes("decoder")
         ):
-            batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=kwargs["labels"])
+            batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=arguments["labels"])
         source, target = (_first_of(batch, f"{side}input_ids", f"{side}inputs_embeds") for side in ("", "decoder_"))
         if source is None and target is None:
             reason = "this model's plan shapes its outputs" if handle.shaping else "output_attentions was asked for"
@@ -197,17 +198,19 @@ class BeforeCall:
             )
         if source is None and not handle.shapes("decoder"):
             return None
-        mask = batch.get("decoder_attention_mask")
-        if mask is not None and target is not None:  # it spans the cached tokens too
-            batch["decoder_attention_mask"] = mask[..., -target.shape[1] :]
+        if arguments.get("past_key_values") is not None:  # the mask of a decoder spans the cached tokens too
+            prefix, states = ("", source) if handle.stack_of_inputs == "decoder" else ("decoder_", target)
+            mask = batch.get(f"{prefix}attention_mask")
+            if mask is not None and states is not None:
+                batch[f"{prefix}attention_mask"] = mask[..., -states.shape[1] :]
         guidance = guide_batch(handle, batch, measuring=False)
         if source is None and handle.shapes("decoder", "cross"):
-            guidance = replace(guidance, tokens={**guidance.tokens, "encoder": self._source(kwargs)})
+            guidance = replace(guidance, tokens={**guidance.tokens, "encoder": self._source(arguments)})
         return guidance
 
-    def _source(self, kwargs: Mapping[str, Any]) -> Tokens:
+    def _source(self, arguments: Mapping[str, Any]) -> Tokens:
         """The tokens of the source, which `keep_source` has put beside the encoder's states."""
-        states = kwargs.get("encoder_outputs")
+        states = arguments.get("encoder_outputs")
         kept = states if isinstance(states, Mapping) else {}
         columns = {n.removeprefix(_SOURCE): c for n, c in kept.items() if n.startswith(_SOURCE)}
         if not columns:

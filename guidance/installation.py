@@ -296,9 +296,8 @@ class Handle(GuidedModel):
         if self.shaping and self.forward:
             self._undo.append(replace_forward(model))
         self._hook(model.register_load_state_dict_pre_hook(drop_marker))
-        before = BeforeCall(self)
         for entry in {model, *([model.get_encoder()] if model.config.is_encoder_decoder else [])}:
-            self._hook(entry.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+            self._hook(entry.register_forward_pre_hook(BeforeCall(self, entry), with_kwargs=True, prepend=True))
             if entry is not model and self.shapes("decoder", "cross"):
                 self._hook(entry.register_forward_hook(keep_source, with_kwargs=True))
 

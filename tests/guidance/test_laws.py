@@ -19,7 +19,7 @@ from guidance.mechanisms import MECHANISMS
 from guidance.models.added_heads import Pal
 from guidance.patterns import PATTERNS
 from guidance.plan import Plan
-from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, dropout, inputs_of, pair_batch, tiny_model
+from tests.guidance.models import FAMILIES, MAIN_DECODERS, SEQ2SEQ, batch, dropout, inputs_of, pair_batch, tiny_model
 from tests.guidance.plans import (
     CASES,
     EVERY,
@@ -616,6 +616,40 @@ def test_a_guided_decoder_refuses_a_cache(family: str, name: str) -> None:
     with pytest.raises(InputError, match="see whole prefixes, not a cache") as raised:
         model.generate(**batch(), use_cache=True, **GREEDY)
     assert raised.value.hint == "generate(use_cache=False)"
+
+
+LEFT_PADDED = {name: tensor.flip(-1) for name, tensor in batch().items()}
+
+
+@pytest.mark.parametrize("family", MAIN_DECODERS)
+@pytest.mark.parametrize(
+    "row",
+    [Guide(mechanism="off", heads=(0, 2)), Guide(mechanism="gate"), Guide(mechanism="gate", input="query")],
+    ids=str,
+)
+def test_rows_that_read_no_keys_generate_with_a_cache_and_padding(family: str, row: Guide) -> None:
+    model, _ = installed(family, Plan((row,)))
+    whole, cached = (model.generate(**LEFT_PADDED, use_cache=use_cache, **GREEDY) for use_cache in (False, True))
+    assert torch.equal(cached, whole)
+
+
+@pytest.mark.parametrize("inputs", [batch((5, 5)), LEFT_PADDED], ids=["full", "padded"])
+@pytest.mark.parametrize("family", MAIN_DECODERS)
+@pytest.mark.parametrize("name", ["mask", "fix", "gaussian", "bias"])
+def test_a_causal_language_model_refuses_a_cache(family: str, name: str, inputs: dict[str, Tensor]) -> None:
+    model, _ = installed(family, Plan(DECODER_PLANS[name]))
+    with pytest.raises(InputError, match="see whole prefixes, not a cache") as raised:
+        model.generate(**inputs, use_cache=True, **GREEDY)
+    assert raised.value.hint == "generate(use_cache=False)"
+
+
+def test_a_cache_that_is_given_by_its_place_is_no_mask() -> None:
+    model, _ = installed("gpt2", Plan((Guide(mechanism="off", heads=0),)))
+    inputs = {name: tensor[:, -5:] for name, tensor in LEFT_PADDED.items()}
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    cache = model(ids[:, :4], None, mask[:, :4], use_cache=True).past_key_values
+    last = model(ids[:, 4:], cache, mask).logits[:, -1]
+    torch.testing.assert_close(last, model(ids, None, mask).logits[:, -1], **CLOSE)
 
 
 def test_the_tables_of_this_file_are_complete() -> None:

@@ -15,7 +15,7 @@ from guidance.installation import install
 from guidance.mechanisms.mix import Shifted, with_shifts
 from guidance.patterns.predicates import Shift
 from guidance.plan import Plan
-from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, pair_batch, tiny_model
+from tests.guidance.models import DECODERS, FAMILIES, REACH, SEQ2SEQ, batch, pair_batch, tiny_model
 from tests.guidance.plans import Words, tables
 
 LENGTHS = (9, 6)
@@ -31,6 +31,9 @@ NAMES = {
     "t5": ("encoder.block", "layer.0.SelfAttention", "q k v", "o"),
     "marian": ("encoder.layers", "self_attn", "q_proj k_proj v_proj", "out_proj"),
     "bart": ("encoder.layers", "self_attn", "q_proj k_proj v_proj", "out_proj"),
+    "gpt2": ("h", "attn", "c_attn", "c_proj"),
+    "llama": ("layers", "self_attn", "q_proj k_proj v_proj", "o_proj"),
+    "mistral": ("layers", "self_attn", "q_proj k_proj v_proj", "o_proj"),
 }
 """By family: the layers, their attention, its projections of queries, keys and values, and that of its output."""
 BERT = ("encoder.layer", "attention.self", "query key value", "../output.dense")
@@ -116,27 +119,56 @@ class Loops:
 def test_states_are_mixed_as_loops_over_tokens_mix_them(family: str, place: str, pattern: str) -> None:
     if pattern in ("first", "conflict") and (family, place) not in (("bert", "stream"), ("modernbert", "key")):
         pytest.skip("one family and place for each form of a pattern")
+    check(family, place, pattern)
+
+
+@pytest.mark.parametrize("pattern", ["previous", "first", {"name": "matching_token", "unique": "self"}, "conflict"])
+@pytest.mark.parametrize("place", ["stream", "input", *OF_HEADS])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])
+def test_causal_language_models_mix_as_loops_over_earlier_tokens_do(family: str, place: str, pattern: Any) -> None:
+    if pattern in ("first", "conflict") and (family, place) not in (("gpt2", "stream"), ("mistral", "value")):
+        pytest.skip("one family and place for each form of a pattern")
+    check(family, place, pattern, **({"num_key_value_heads": 4} if place == "key" else {}))
+
+
+def with_own_keys(model: Any, family: str) -> Any:
+    """A model that computes the same, in which each head of queries has its own copy of its keys and values."""
+    copied = tiny_model(family, num_key_value_heads=4).double()
+    weights = model.state_dict()
+    for name, tensor in copied.state_dict().items():
+        if tensor.shape != weights[name].shape:
+            of_heads = weights[name].unflatten(0, (model.config.num_key_value_heads, -1))
+            weights[name] = of_heads.repeat_interleave(4 // len(of_heads), 0).flatten(0, 1)
+    copied.load_state_dict(weights)
+    return copied
+
+
+def check(family: str, place: str, pattern: Any, **config: Any) -> None:
+    """Assert that a model with one row of ``mix`` has the logits of a plain model with `Loops`."""
     heads = (1, 3) if place in OF_HEADS else ("all",)
-    guided, plain = (tiny_model(family).double().eval() for _ in range(2))
+    guided, plain = (tiny_model(family, **config).double().eval() for _ in range(2))
+    stack = "decoder" if family in DECODERS else "encoder"
+    if family in DECODERS:
+        plain = with_own_keys(plain, family)
     row = Guide(pattern, "mix", of=[place], heads=heads)
     handle = install(guided, Plan((row,)), Words(), tables=tables())
     for number, parameter in enumerate(handle.parameters()):
         nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
     inputs = inputs_of(family)
     guidance = handle.guide(**inputs)
-    dense = guidance.pattern(0, "encoder").dense().double()
-    near = (torch.arange(9)[:, None] - torch.arange(9)).abs() <= 2
-    local = (dense * near).tolist() if family == "modernbert" else []  # its second layer sees two tokens to each side
+    dense = guidance.pattern(0, stack).dense().double()
+    distance = torch.arange(9)[:, None] - torch.arange(9)
 
     def keys(layer: int) -> Any:
-        return local if local and layer else dense.tolist()
+        near = distance.abs() <= REACH.get(family, {}).get(layer, 9)
+        return (dense * (near & (distance >= 0) if family in DECODERS else near)).tolist()
 
     def weights(layer: int) -> dict[str, Tensor]:
         if layer >= guided.config.num_hidden_layers:
             return {}  # of a call for DeBERTa's embeddings of distances
         for module, sites in handle.sites.items():
             for site in sites:
-                if (site.stack, site.layer) == ("encoder", layer):
+                if (site.stack, site.layer) == (stack, layer):
                     (assignment,) = handle.site_plans[site].assignments
                     return dict(handle.parameters_of(module, assignment.key, site).of.items())  # type: ignore
         raise AssertionError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -219,11 +220,13 @@ def oracle_loss(
     boundary: str = "uniform",
     token_rows: str = "normalised",
     empty_rows: str = "uniform",
+    distance: str = "squared",
     reach: int | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """The loss of one example in one layer, computed entry by entry from ``scores`` (heads, T, T) in float64.
 
-    ``reach`` is the number of tokens that a query sees to each side.
+    ``reach`` is the number of tokens that a query sees to each side; a ``causal`` one sees no later tokens.
     """
     size = len(valid)
     length = sum(valid)
@@ -233,6 +236,7 @@ def oracle_loss(
             if not valid[query]:
                 continue
             seen = [k for k in range(size) if valid[k] and (reach is None or abs(k - query) <= reach)]
+            seen = [k for k in seen if k <= query or not causal]
             exponentials = {k: torch.exp(scores[head, query, k] - scores[head, query].max().detach()) for k in seen}
             denominator = sum(exponentials.values())
             wanted = [k for k in pattern_keys(name, valid, marked, query) if k in seen]
@@ -247,7 +251,10 @@ def oracle_loss(
                 if fallback == "uniform":
                     target = dict.fromkeys(seen, 1.0 / len(seen))
             for k in seen:
-                total = total + (exponentials[k] / denominator - target[k]) ** 2
+                if distance == "squared":
+                    total = total + (exponentials[k] / denominator - target[k]) ** 2
+                elif target[k]:
+                    total = total + target[k] * (math.log(target[k]) - torch.log(exponentials[k] / denominator))
     if reduction != "frobenius":
         total = total / max(length, 1) ** 2
     return total / scores.shape[0] if reduction == "group_mean" else total

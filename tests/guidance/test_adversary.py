@@ -33,7 +33,7 @@ from guidance.patterns.predicates import AttentionScope
 from guidance.plan import Plan
 from guidance.sites import Site
 from pipelines.training.learners.guided import Guides
-from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, dropout, pair_batch, tiny_model
+from tests.guidance.models import FAMILIES, REACH, SEQ2SEQ, batch, dropout, pair_batch, tiny_model
 
 STACKS = [
     *((family, "encoder") for family in FAMILIES),
@@ -184,7 +184,7 @@ class WrittenOut:
 
 def seen_pairs(family: str, stack: str, mask_BT: Tensor, layers: tuple[int, ...]) -> list[list[list[tuple[int, int]]]]:
     """For each layer and example, the pairs (query, key) of valid tokens in which the query may see the key."""
-    reach = {layer: 2 if (family, layer) == ("modernbert", 1) else 99 for layer in layers}
+    reach = {layer: REACH.get(family, {}).get(layer, 99) for layer in layers}
     return [
         [
             [
@@ -249,7 +249,7 @@ def check_against_the_method_written_out(
     torch.testing.assert_close(attacked[selected], expected_attacked[selected], **close)
     assert not torch.allclose(clean[selected], attacked[selected], atol=1e-3)
 
-    mask_BT = inputs["decoder_attention_mask" if stack == "decoder" else "attention_mask"]
+    mask_BT = valid_outputs(inputs) if stack == "decoder" else inputs["attention_mask"]
     far = guides[0].weight * written_divergence(expected_clean, expected_attacked, selected)
     pairs = seen_pairs(family, stack, mask_BT, layers)
     penalty = sum(one.penalty(pairs) for one in written)
@@ -285,6 +285,13 @@ def check_against_the_method_written_out(
 @every_stack
 def test_losses_and_both_gradients_equal_those_of_the_method_written_out(family: str, stack: str) -> None:
     check_against_the_method_written_out(family, stack, (adversary(stack=stack),), [(0, 1, 2, 3)])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_causal_language_models_match_the_method_written_out(family: str, per_head: bool) -> None:
+    guides = (adversary(heads=(0, 1, 3) if per_head else ("all",), per_head=per_head),)
+    check_against_the_method_written_out(family, "decoder", guides, [(0, 1, 3) if per_head else (0, 1, 2, 3)])
 
 
 OPTIONS: dict[str, tuple[tuple[Guide, ...], list[tuple[int, ...]]]] = {

@@ -100,8 +100,9 @@ class Pattern:
         """True if it reads places alone, and names none but later tokens."""
         if not self.positional or self.needs:
             return False
-        tokens = Tokens(torch.arange(4)[None], torch.ones(1, 4, dtype=torch.bool))
-        named_BQK = self.on(tokens).dense() > 0
+        with torch.device("cpu"):  # transformers opens models on "meta", where tensors have no values
+            tokens = Tokens(torch.arange(4)[None], torch.ones(1, 4, dtype=torch.bool))
+            named_BQK = self.on(tokens).dense() > 0
         return bool(named_BQK.any()) and not named_BQK.tril().any()
 
     @property

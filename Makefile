@@ -7,7 +7,7 @@ RUNTIME = $(VENV)/.runtime
 STAMP = $(VENV)/.installed
 export PIP_CONSTRAINT = $(CURDIR)/constraints.txt
 
-.PHONY: quickstart test test-every check faults bench gpu clean
+.PHONY: quickstart test test-every check site faults bench gpu clean
 
 quickstart: $(RUNTIME)
 	$(BIN)/guide quickstart
@@ -23,6 +23,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The documentation as a site, site/index.html.  Its search needs a server: python3 -m http.server --directory site
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Kill stages, or make them fail, at every file-related system call; needs strace and a few minutes.
 faults: $(STAMP)
@@ -51,4 +55,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(RUNTIME) $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -1,5 +1,6 @@
-"""Writes what follows from the code: in ``docs/command-line.md`` every command with its arguments, flags and examples, and in
-``docs/tables.md`` the columns of the tables that stages declare.
+"""Writes what follows from the code: a page in ``docs/commands`` for each group of commands with their arguments, flags and
+examples, the table of all commands in ``docs/command-line.md``, and in ``docs/tables.md`` the columns of the tables that stages
+declare.
 
     python docs/generate.py
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -26,6 +27,10 @@ def main() -> None:
     for name, updated in {"command-line.md": with_commands, "tables.md": with_tables}.items():
         page = folder / name
         page.write_text(updated(page.read_text(encoding="utf-8")), encoding="utf-8")
+    (folder / "commands").mkdir(exist_ok=True)
+    for group, lines in reference().items():
+        text = "\n".join(lines).rstrip() + "\n"
+        (folder / "commands" / f"{group.lower()}.md").write_text(text, encoding="utf-8")
 
 
 def with_tables(page: str) -> str:
@@ -49,33 +54,62 @@ def with_tables(page: str) -> str:
 
 
 def with_commands(page: str) -> str:
-    """The page with a fresh generated part."""
+    """The page with a fresh generated part: a table of all commands, and the flags that they share."""
     before, rest = page.split(BEGIN)
-    return before + BEGIN + "\n" + "\n".join(reference()).rstrip() + "\n\n" + END + rest.split(END)[1]
+    return before + BEGIN + "\n" + "\n".join(overview()).rstrip() + "\n\n" + END + rest.split(END)[1]
 
 
-def reference() -> Iterator[str]:
-    """The lines of the generated part: a table of all commands, the shared flags, then a section for each command."""
+def overview() -> Iterator[str]:
+    """The lines of the generated part of ``command-line.md``."""
+    groups = by_group()
+    for group, pages in groups.items():
+        yield from (
+            f"**[{group}](commands/{group.lower()}.md)**",
+            "",
+            *table(pages, f"commands/{group.lower()}.md"),
+            "",
+        )
+    stage = groups["Data"]["build-corpus"]
+    yield from ("### Flags of every command", "")
+    yield from flags(stage, stage.shared)
+    yield "`--name`, `--force` and `--wait` belong to the commands that write an artifact."
+
+
+def reference() -> dict[str, list[str]]:
+    """The lines of the page of each group: a table of its commands, then a section for each of them."""
+    return {
+        group: [
+            f"# Commands: {group.lower()}",
+            "",
+            "<!-- written by docs/generate.py -->",
+            "",
+            "[The command line](../command-line.md) shows how commands are chained, and has the",
+            "[flags of every command](../command-line.md#flags-of-every-command).",
+            "",
+            *table(pages),
+            "",
+            *(line for name, page in pages.items() for line in section(name, page)),
+        ]
+        for group, pages in by_group().items()
+    }
+
+
+def by_group() -> dict[str, dict[str, Any]]:
+    """The commands of each group, in order, by the words that name them."""
     import typer.main
 
     from cli.app import GROUPS
     from cli.main import load_app
 
-    app = typer.main.get_command(load_app())
-    pages = dict(commands(app))
-    for group in GROUPS:
-        yield from (f"**{group}**", "", "| command | what it does |", "|---|---|")
-        for name, page in pages.items():
-            if page.group == group:
-                yield f"| [`guide {name}`](#guide-{name.replace(' ', '-')}) | {cell(first_sentence(page))} |"
-        yield ""
-    stage = pages["build-corpus"]
-    yield from ("### Flags of every command", "")
-    yield from flags(stage, stage.shared)
-    yield "`--name`, `--force` and `--wait` belong to the commands that write an artifact."
-    yield ""
+    pages = dict(commands(typer.main.get_command(load_app())))
+    return {group: {name: page for name, page in pages.items() if page.group == group} for group in GROUPS}
+
+
+def table(pages: Mapping[str, Any], file: str = "") -> Iterator[str]:
+    """A table of commands, with links to their sections in a file, or on the same page."""
+    yield from ("| command | what it does |", "|---|---|")
     for name, page in pages.items():
-        yield from section(name, page)
+        yield f"| [`guide {name}`]({file}#guide-{name.replace(' ', '-')}) | {cell(first_sentence(page))} |"
 
 
 def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -93,7 +127,7 @@ def section(name: str, page: Any) -> Iterator[str]:
     """The section of one command."""
     context = page.context_class(page, info_name=f"guide {name}")
     usage = " ".join(page.collect_usage_pieces(context))
-    yield from (f"### guide {name}", "", inspect.cleandoc(page.help), "", "```text", f"guide {name} {usage}", "```", "")
+    yield from (f"## guide {name}", "", inspect.cleandoc(page.help), "", "```text", f"guide {name} {usage}", "```", "")
     yield from flags(page, {p.name for p in page.params if p.param_type_name == "argument"})
     own = {p.name for p in page.params if p.param_type_name == "option"} - page.shared
     for title, names in {**page.topics, "": tuple(own)}.items():

@@ -34,7 +34,7 @@ from guidance.plan import presets
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("results/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def name_of(page: Path) -> str:
@@ -87,7 +87,9 @@ def test_all_lines_of_a_table_have_as_many_cells(page: Path) -> None:
 
 def test_every_page_is_in_the_index() -> None:
     linked = set(re.findall(r"\]\(([^)#\s]+)\)", text_of("docs/README.md")))
-    assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= linked
+    folders = [DOCS, DOCS / "papers", DOCS / "commands"]
+    pages = {page.relative_to(DOCS).as_posix() for folder in folders for page in folder.glob("*.md")}
+    assert pages - {"README.md"} <= linked
     assert "results/README.md" in linked
 
 
@@ -99,12 +101,14 @@ def test_every_package_is_in_the_layout() -> None:
 
 def test_what_is_generated_of_the_pages_is_up_to_date(tmp_path: Path) -> None:
     """In a process of its own: commands stand in the order of their import."""
-    pages = {name: text_of(f"docs/{name}") for name in ("command-line.md", "tables.md")}
-    for name, text in pages.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    generated = [page.relative_to(DOCS).as_posix() for page in DOCS.glob("commands/*.md")]
+    pages = {name: text_of(f"docs/{name}") for name in ("command-line.md", "tables.md", *generated)}
+    for name in ("command-line.md", "tables.md"):
+        (tmp_path / name).write_text(pages[name], encoding="utf-8")
     subprocess.run([sys.executable, DOCS / "generate.py", tmp_path], check=True)
     for name, text in pages.items():
         assert (tmp_path / name).read_text(encoding="utf-8") == text, "run: python docs/generate.py"
+    assert {page.name for page in tmp_path.glob("commands/*")} == {page.name for page in DOCS.glob("commands/*")}
 
 
 def test_a_table_without_a_section_gets_one_and_an_outdated_column_is_mended() -> None:

@@ -65,8 +65,8 @@ export function drawBar(pen, scale, x, y, ink) {
   pen.textAlign = "center";
   for (const tick of scale.ticks) {
     const sign = scale.isSigned && tick > 0 ? "+" : "";
-    const digits = Math.abs(tick) < 0.1 && tick !== 0 && tick !== 0.05 ? 1 : 0;
-    pen.fillText(`${sign}${(100 * tick).toFixed(digits)}`.replace("-", "−"), x + scale.place(tick) * BAR.width, y + BAR.height + 8);
+    const number = Number((100 * tick).toFixed(1));
+    pen.fillText(`${sign}${number}`.replace("-", "−"), x + scale.place(tick) * BAR.width, y + BAR.height + 8);
   }
   return { width: BAR.width, height: BAR.height + 16 };
 }
@@ -75,7 +75,7 @@ export function percent(value, digits = 1) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
 }
 
-// A change in hundredths, with its sign.
+// A change of a share, in percentage points.
 export function points(value) {
   return value === null || value === undefined ? "–" : `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)} points`;
 }

@@ -129,18 +129,14 @@ export class Lines {
   // The lines of one token, all that are seen; or of all tokens the strongest.
   focus(token) {
     const { size } = this;
-    const drawn = [];
-    for (const [place, { values }] of this.heads.entries()) {
-      for (let query = 0; query < size; query += 1) {
-        if (token && token.isQuery && token.n !== query) {
-          continue;
-        }
-        const row = Array.from({ length: size }, (_, key) => ({ query, key, place, value: values[query * size + key] }));
-        const seen = row.filter(({ key, value }) => value >= LEAST && (!token || token.isQuery || key === token.n));
-        seen.sort((one, other) => other.value - one.value);
-        drawn.push(...(token ? seen : seen.slice(0, this.top)));
-      }
-    }
+    const all = this.tokens.map((_, n) => n);
+    const queries = token?.isQuery ? [token.n] : all;
+    const keys = token && !token.isQuery ? [token.n] : all;
+    const drawn = this.heads.flatMap(({ values }, place) => queries.flatMap((query) => {
+      const seen = keys.filter((key) => values[query * size + key] >= LEAST)
+        .map((key) => ({ query, key, place, value: values[query * size + key] }));
+      return token ? seen : seen.sort((one, other) => other.value - one.value).slice(0, this.top);
+    }));
     const holds = ({ query, key }) => this.keys !== null && this.keys[query * size + key] > 127;
     drawn.sort((one, other) => holds(one) - holds(other) || one.value - other.value);
     this.lines.replaceChildren(...drawn.map((line) => this.line(line, holds(line))));

@@ -36,8 +36,8 @@ export class Matrix {
     this.frame.addEventListener("scroll", () => this.compose());
   }
 
-  // values: row by row; tokens: their texts; overlay: {keys, bounds, kinds}, each may be null; scale: the name of one; zoom: 1 fits
-  // into room × height pixels, beside another map, or if its labels need that into most × height.
+  // values: row by row; tokens: their texts; overlay: {keys, bounds, kinds}, each may be null; scale: see scaleOf; zoom: 1 fits the
+  // map into room × height pixels, beside other maps, but lets its labels take up to most × height.
   show(values, tokens, overlay, { scale, zoom, room, most, height }) {
     const size = tokens.length;
     Object.assign(this, { values, tokens, overlay, size });

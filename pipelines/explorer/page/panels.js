@@ -25,7 +25,8 @@ export function listHeads(table, caption, titles, rows, open) {
   table.hidden = rows.length === 0;
 }
 
-// By relevance: the attention on a pattern, and how many times that of a head that looks at all tokens alike it is.
+// Rows of the heads that spend most attention on a pattern.  other: how many times as much as by chance, which is what a head spends
+// that looks at all tokens alike.
 export function byRelevance(heads, place, byChance) {
   const known = heads.filter((head) => head.relevance[place] !== null);
   known.sort((one, other) => other.relevance[place] - one.relevance[place]);
@@ -35,7 +36,7 @@ export function byRelevance(heads, place, byChance) {
   });
 }
 
-// By the change of the attention on a pattern: changes: each {head, change, before}.
+// Rows of the heads whose attention on a pattern changes most.  changes: each {head, change, before}.
 export function byChange(changes) {
   const known = changes.filter(({ change }) => change !== null);
   known.sort((one, other) => Math.abs(other.change) - Math.abs(one.change));

@@ -12,9 +12,8 @@ from urllib.parse import quote
 from pipelines.explorer.workspace import Workspace, as_json
 
 MODULES = (
-    *("dom", "colours", "api", "state", "vector", "grid", "matrix", "lines", "figure"),
-    *("panels", "page", "heads", "head", "work", "app"),
-)
+    "dom", "colours", "api", "state", "page", "vector", "grid", "matrix", "lines", "figure", "panels", "heads", "head", "saving", "work", "app",
+)  # fmt: skip
 """The scripts of the page, those first that others import."""
 
 

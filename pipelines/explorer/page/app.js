@@ -1,17 +1,16 @@
 // The page: keeps what is shown in its address, asks for it, and shows it.
 
 import { Refused, enter, isSaved, json } from "./api.js";
-import { percent, scaleOf } from "./colours.js";
 import { $ } from "./dom.js";
-import { compose, preparePrint, savePng, saveSvg } from "./figure.js";
 import { nameOf } from "./grid.js";
-import { changeZoom, listTop, mapPanels, setExample, show } from "./head.js";
-import { build, drawTiles, facts, fill, fit, headPanels, mostTelling, offerChoices, paint, pressHeads } from "./heads.js";
-import { colour, colourPattern, current, gone, holder, isCompared, page, problem, read } from "./page.js";
-import { readAddress, view, writeAddress } from "./state.js";
+import { changeZoom, linesOfAQuery, listTop, setExample, show } from "./head.js";
+import { build, drawTiles, facts, fill, fit, mostTelling, offerChoices, pressHeads } from "./heads.js";
+import { current, gone, holder, modelNames, page, problem, read } from "./page.js";
+import { save } from "./saving.js";
+import { added, readAddress, view, writeAddress } from "./state.js";
 import { accept, colourBy, copyCommand, forget, mark, showAccepted, showDecisions, tryPattern } from "./work.js";
 
-// Controls by the entries of the address that they show: a value each, or for a switch what stands there when it is not as at first.
+// Controls that show an entry of the address: the value of each choice, and for each switch what stands there once it was switched.
 const CHOICES = ["view", "pictures", "scale"];
 const SWITCHES = { sentences: "off", outline: "off", special: "out", difference: "on" };
 
@@ -28,7 +27,7 @@ function setControls() {
   }
   $("pattern").value = view.pattern;
   $("text").value = view.text;
-  $("top-lines").value = /^\d{1,3}$/.test(view.top) ? view.top : "3";
+  $("top-lines").value = linesOfAQuery();
 }
 
 // the state of the server
@@ -69,8 +68,7 @@ async function watch() {
 function showState() {
   const { overview } = page;
   const { state } = overview;
-  const models = overview.models.map((model) => model.name + (model.plan ? " (guided)" : "")).join(" and ");
-  $("about").textContent = `${models} on ${overview.data}`;
+  $("about").textContent = `${modelNames().join(" and ")} on ${overview.data}`;
   const words = { loading: state.what, working: `${state.what} …`, ready: "ready", failed: state.what }[state.phase];
   $("status-text").textContent = isSaved ? "saved page" : words;
   $("status-bar").hidden = state.phase === "ready" || state.phase === "failed";
@@ -108,10 +106,10 @@ async function refresh() {
   }
 }
 
-// how: see Grid.
+// step, adds: see the constructor of Grid.
 async function choose(head, { step = true, adds = false } = {}) {
   if (adds && view.layer !== null) {
-    const more = view.more.split(",").filter(Boolean);
+    const more = added();
     const name = nameOf(head);
     view.more = (more.includes(name) ? more.filter((each) => each !== name) : [...more, name]).join(",");
     view.view = "lines";
@@ -154,59 +152,6 @@ function setAll(is) {
 page.choose = choose;
 page.listTop = () => listTop(goTo);
 
-// figures
-
-// What a figure shows, in words.
-function caption(isOverview) {
-  const { overview } = page;
-  const names = overview.models.map((model) => model.name + (model.plan ? " (guided)" : ""));
-  const models = names.length > 1 ? `${names.join(" (A) and ")} (B)` : names[0];
-  const scale = scaleOf(view.scale || "root").words;
-  if (isOverview) {
-    const pictures = view.pictures === "example" ? exampleName() : "average of the first tokens of the first examples";
-    const change = isCompared() ? " B − A: purple is less in B, orange is more." : "";
-    return `All heads of ${models} on ${overview.data}; rows are layers. Pictures: attention, ${pictures}, ${scale}; below each the attention at `
-      + `distances from −16 to +16 tokens. Frames: ${colour().replace(/^on /, "attention on the pattern ")}, up to ${$("legend-high").textContent}.${change}`;
-  }
-  const heads = [nameOf(view), ...(view.view === "lines" ? view.more.split(",").filter(Boolean) : [])];
-  const pattern = $("pattern").value.trim();
-  const held = pattern && $("outline").checked && view.view !== "average";
-  const isLines = view.view === "lines";
-  return [
-    `Attention of head${heads.length > 1 ? "s" : ""} ${heads.join(", ")} of ${models} on ${overview.data}, ${view.view === "average" ? "average of the first tokens" : exampleName()}.`,
-    held && `Pattern: ${pattern}, ${!isLines ? "outlined" : heads.length > 1 ? "solid lines" : "orange lines"}.`,
-    held && !isLines && current(holder()) && patternShare(pattern),
-    isLines ? `Width of a line: attention; the ${$("top-lines").value} strongest of each query.` : `Colour: attention in %, ${scale}.`,
-    view.special && view.view !== "average" && "Special tokens are left out, and rows add up to 100 % without them.",
-    isCompared() && !isLines && "B − A: purple is less in B, orange is more.",
-  ].filter(Boolean).join(" ");
-}
-
-function patternShare(pattern) {
-  const place = holder().heads.patterns.indexOf(pattern);
-  return place < 0 ? "" : `Mean attention on it over all examples: ${percent(current(holder()).relevance[place])}.`;
-}
-
-function exampleName() {
-  return view.text ? `“${view.text}”` : `example ${view.example}`;
-}
-
-function figure(isOverview) {
-  return compose(isOverview ? headPanels() : mapPanels(), caption(isOverview));
-}
-
-async function save(isOverview, kind) {
-  const what = isOverview ? "heads" : `${view.view === "lines" ? "lines" : "map"}-${nameOf(view)}`;
-  if (kind === "svg") {
-    saveSvg(figure(isOverview), what);
-  } else if (kind === "png") {
-    await savePng(figure(isOverview), what);
-  } else {
-    await preparePrint(figure(isOverview));
-    window.print();
-  }
-}
-
 // controls
 
 function connect() {
@@ -220,7 +165,7 @@ function connect() {
     const value = () => ($(name).checked === (other === "off") ? "" : other);
     $(name).addEventListener("change", () => change(name, value(), name === "difference" ? showDifference : show));
   }
-  $("top-lines").addEventListener("change", () => change("top", $("top-lines").value, show));
+  $("top-lines").addEventListener("change", () => change("top", $("top-lines").value, () => { $("top-lines").value = linesOfAQuery(); show(); }));
   $("layer-lines").addEventListener("click", () => {
     const heads = holder().heads.heads.filter((head) => head.layer === view.layer && head.kind === view.kind && head.head !== view.head);
     change("more", heads.map(nameOf).join(","), () => { pressHeads(); show(); });

@@ -2,6 +2,7 @@
 
 import { css } from "./colours.js";
 import { element } from "./dom.js";
+import { isSame } from "./page.js";
 
 const AXIS = 26;
 const GAP = 3;
@@ -164,25 +165,25 @@ export class Grid {
     return { width: AXIS + this.width * (side + BETWEEN), height: 18 + this.rows * (side * (1 + SPARK_SHARE) + BETWEEN) };
   }
 
-  // The whole grid on a figure.
-  figure(pen, x, y, side, ink) {
+  // The whole grid on a figure, with pictures of some width.
+  figure(pen, side, ink) {
     const step = side + BETWEEN;
     const tall = side * (1 + SPARK_SHARE) + BETWEEN;
     pen.font = "11px system-ui, sans-serif";
     pen.textBaseline = "middle";
     const write = (text, align, at, down) => { pen.fillStyle = ink; pen.textAlign = align; pen.fillText(text, at, down); };
     for (let number = 0; number < this.width; number += 1) {
-      write(String(number), "center", x + AXIS + number * step + side / 2, y + 6);
+      write(String(number), "center", AXIS + number * step + side / 2, 6);
     }
-    let [row, down] = [null, y + 18 - tall];
+    let [row, down] = [null, 18 - tall];
     for (const [n, { head, value }] of this.cells.entries()) {
       const start = head.kind === "self" ? String(head.layer) : `${head.kind} ${head.layer}`;
       if (start !== row) {
         row = start;
         down += tall;
-        write(start, "right", x + AXIS - 8, down + side / 2);
+        write(start, "right", AXIS - 8, down + side / 2);
       }
-      const left = x + AXIS + head.head * step;
+      const left = AXIS + head.head * step;
       this.picture(pen, n, left, down, side, ink);
       if (value !== null && value !== undefined) {
         pen.strokeStyle = css(value, this.isSigned);
@@ -206,11 +207,11 @@ export class Grid {
     }
   }
 
-  // more: the names of further heads that are shown.
-  press(chosen, more = []) {
+  // chosen: the head that is shown, {layer, head, kind}; more: the names of further heads that are shown.
+  press(chosen, more) {
     for (const { head, button } of this.cells) {
-      const is = chosen && head.layer === chosen.layer && head.head === chosen.head && head.kind === chosen.kind;
-      button.setAttribute("aria-pressed", String(Boolean(is)));
+      const is = isSame(head, chosen);
+      button.setAttribute("aria-pressed", String(is));
       button.classList.toggle("added", more.includes(nameOf(head)));
       if (is) {
         this.cells.forEach((cell) => { cell.button.tabIndex = -1; });

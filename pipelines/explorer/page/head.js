@@ -5,14 +5,18 @@ import { $ } from "./dom.js";
 import { nameOf } from "./grid.js";
 import { colourPattern, current, holder, isCompared, page, problem } from "./page.js";
 import { listExamples } from "./panels.js";
-import { view, writeAddress } from "./state.js";
+import { added, view, writeAddress } from "./state.js";
 
 const MOST_SHARE = 65535; // a number of a map is so many times the square root of the attention
-const LINES_OF_A_QUERY = 3;
 const texts = new Map(); // from texts of the person's own to the numbers of their examples
 
 let shown = 0; // counts requests for maps, so that a late answer is dropped
 let zoom = 1;
+
+// How many lines of each query are drawn, the strongest ones.
+export function linesOfAQuery() {
+  return /^[1-9]\d{0,2}$/.test(view.top) ? Number(view.top) : 3;
+}
 
 // The number of the example that is shown: of the data, or of a text of the person's own.
 page.example = () => texts.get(view.text) ?? view.example;
@@ -121,8 +125,7 @@ export async function show() {
   $("lines-tools").hidden = !isLines;
   $("map-tools").hidden = isLines;
   $("reading").classList.toggle("long", isLines); // lines must not move away from the pointer
-  const more = isLines ? view.more.split(",").filter(Boolean).map(headOf).filter(Boolean) : [];
-  const heads = [{ layer: view.layer, head: view.head, kind: view.kind }, ...more.filter((head) => nameOf(head) !== nameOf(view))];
+  const heads = headsShown();
   $("pattern-problem").textContent = "";
   $("pattern-summary").textContent = page.overview.patterns.find(({ name }) => name === $("pattern").value.trim())?.summary ?? "";
   let found;
@@ -145,8 +148,7 @@ export async function show() {
     side.lines.figure.hidden = !isLines || !found[n];
     if (found[n] && isLines) {
       const lock = /^[qk]\d+$/.test(view.lock) ? { isQuery: view.lock[0] === "q", n: Number(view.lock.slice(1)) } : null;
-      const top = Number(view.top) || LINES_OF_A_QUERY;
-      side.lines.show(found[n].heads, found[n].tokens, found[n].keys, { top, width: settings.room, locked: lock });
+      side.lines.show(found[n].heads, found[n].tokens, found[n].keys, { top: linesOfAQuery(), width: settings.room, locked: lock });
     } else if (found[n]) {
       side.matrix.show(found[n].heads[0].values, found[n].tokens, found[n].overlay, settings);
     }
@@ -169,9 +171,12 @@ function showChange(found, isLines, settings) {
   }
 }
 
-function headOf(name) {
-  const match = /^(\d+)-(\d+)(?: \((\w+)\))?$/.exec(name);
-  return match && { layer: Number(match[1]), head: Number(match[2]), kind: match[3] ?? "self" };
+// The chosen head, and where lines are drawn the heads that were added to it, each once.
+export function headsShown() {
+  const chosen = page.sides.map(current).find(Boolean);
+  const names = view.view === "lines" ? added().filter((name) => name !== nameOf(chosen)) : [];
+  const all = page.sides.flatMap((side) => side.heads?.heads ?? []);
+  return [chosen, ...[...new Set(names)].map((name) => all.find((head) => nameOf(head) === name)).filter(Boolean)];
 }
 
 function showExample() {
@@ -231,15 +236,23 @@ export function changeZoom(step) {
   show();
 }
 
+function topPath() {
+  const pattern = encodeURIComponent(colourPattern());
+  return `api/top?model=${holder()?.number ?? 0}&layer=${view.layer}&head=${view.head}&kind=${view.kind}&pattern=${pattern}`;
+}
+
 export async function listTop(open) {
   const pattern = colourPattern();
-  const path = `api/top?model=${holder()?.number ?? 0}&layer=${view.layer}&head=${view.head}&kind=${view.kind}&pattern=${encodeURIComponent(pattern)}`;
+  const path = topPath();
   $("top-panel").hidden = !has(path);
   if (!$("top-panel").open || !has(path)) {
     return;
   }
   try {
     const { examples } = await json(path);
+    if (path !== topPath()) {
+      return; // another head or pattern was chosen since
+    }
     $("top-panel").querySelector("summary").textContent = pattern ? `Where it looks most at ${pattern}` : "Where it looks most sharply";
     listExamples($("top"), examples, open);
   } catch (error) {

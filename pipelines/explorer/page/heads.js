@@ -7,10 +7,11 @@ import { Grid } from "./grid.js";
 import { Lines } from "./lines.js";
 import { Matrix } from "./matrix.js";
 import { byChange, byRelevance, listHeads } from "./panels.js";
-import { colour, colourPattern, current, isCompared, isSame, page, read } from "./page.js";
-import { decisions, view } from "./state.js";
+import { colour, colourPattern, current, isCompared, isSame, page, problem, read } from "./page.js";
+import { added, decisions, view } from "./state.js";
 
 let change = null; // the grid of what the second model does more, and its title
+let drawn = 0; // counts requests for pictures, so that a late answer is dropped
 
 function gridOf(name, label, actions) {
   const title = element("p", label);
@@ -120,7 +121,7 @@ function measureOf(side) {
   return (head) => (place < 0 ? null : head.relevance[place]);
 }
 
-// Of each head of both models the measure before, and how it changes.
+// For each head that both models have: the measure in the first, and its change to the second, null if one of them has none.
 function changes() {
   const [one, other] = page.sides;
   const [before, after] = [measureOf(one), measureOf(other)];
@@ -139,7 +140,6 @@ export function paint() {
   const pattern = colourPattern();
   const words = colour().replace(/^on /, "attention on ");
   const marks = (head) => (decisions.some((each) => isSame(each, head)) ? "●" : "");
-  const more = view.more.split(",");
   for (const side of shown) {
     const measure = measureOf(side);
     const out = new Set((side.heads.outstanding[pattern] ?? []).map((n) => side.heads.heads[n]));
@@ -148,7 +148,6 @@ export function paint() {
       (head) => (out.has(head) ? "★" : "") + marks(head),
       (head) => `, ${words} ${percent(measure(head))}${out.has(head) ? ", stands out" : ""}`,
     );
-    side.grid.press(view, more);
   }
   legend("legend", false);
   $("legend-low").textContent = "0";
@@ -159,11 +158,11 @@ export function paint() {
     const largest = Math.max(...known.map((each) => Math.abs(each.change ?? 0)), 1e-9);
     const of = (head) => known.find((each) => isSame(each.head, head))?.change ?? null;
     change.grid.paint((head) => (of(head) === null ? null : of(head) / largest), marks, (head) => `, ${words} ${points(of(head))}`);
-    change.grid.press(view, more);
     legend("change-legend", true);
     $("change-low").textContent = points(-largest);
     $("change-high").textContent = points(largest);
   }
+  pressHeads();
   listFound();
 }
 
@@ -207,19 +206,29 @@ async function tilesOf(side) {
   return side.heads.heads.map((_, n) => Float32Array.from(raw.subarray(n * cells, (n + 1) * cells), (byte) => (byte / 255) ** 2));
 }
 
+// The scale of all pictures: they have one colour bar, so none is drawn up to its own largest number.
+export function pictureScale(isSigned = false) {
+  return scaleOf(view.scale === "largest" ? "linear" : view.scale || "root", { isSigned });
+}
+
 export async function drawTiles() {
-  const known = page.sides.filter((side) => side.heads);
-  const scale = scaleOf(view.scale === "largest" ? "linear" : view.scale || "root");
-  for (const side of known) {
+  drawn += 1;
+  const mine = drawn;
+  for (const side of page.sides.filter((each) => each.heads)) {
+    let tiles = null;
     try {
-      side.tiles = await tilesOf(side);
+      tiles = await tilesOf(side);
     } catch (error) {
       if (!(error instanceof Refused)) {
-        throw error;
+        problem("reading", error); // the server has ended: what is drawn stays
+        return;
       }
-      side.tiles = null;
     }
-    side.grid.draw(side.tiles, scale);
+    if (mine !== drawn) {
+      return;
+    }
+    side.tiles = tiles;
+    side.grid.draw(tiles, pictureScale());
   }
   if (isCompared()) {
     const tile = (side, head) => side.tiles?.[side.heads.heads.findIndex((each) => isSame(each, head))];
@@ -227,7 +236,7 @@ export async function drawTiles() {
       const [one, other] = page.sides.map((side) => tile(side, head));
       return one && other && one.length === other.length ? other.map((value, n) => value - one[n]) : null;
     });
-    change.grid.draw(both, scaleOf(view.scale === "largest" ? "linear" : view.scale || "root", { isSigned: true }));
+    change.grid.draw(both, pictureScale(true));
   }
 }
 
@@ -241,7 +250,7 @@ export function mostTelling() {
 
 export function pressHeads() {
   for (const grid of grids()) {
-    grid.press(view, view.more.split(","));
+    grid.press(view, added());
   }
 }
 
@@ -262,10 +271,9 @@ export function facts(side) {
 
 // The grids as they go on a figure.
 export function headPanels() {
-  const ink = "#1d2129";
   return grids().map((grid) => {
     const side = Math.max(40, Math.min(64, grid.size));
-    return { title: grid.name.replace(/: $/, ""), ...grid.figureSize(side), scale: grid.scale, draw: (pen) => grid.figure(pen, 0, 0, side, ink) };
+    return { title: grid.name.replace(/: $/, ""), ...grid.figureSize(side), scale: grid.scale, draw: (pen, ink) => grid.figure(pen, side, ink) };
   });
 }
 

@@ -4,7 +4,9 @@ import { Refused } from "./api.js";
 import { $, element } from "./dom.js";
 import { view } from "./state.js";
 
-// overview: as the server gives it; sides: for each model {grid, matrix, lines, heads, number}.
+// overview: as the server gives it; sides: for each model {grid, matrix, lines, heads, tiles, number}; change: the map of the
+// difference, if there are two models.  Functions that other parts set: choose(head) shows a head, listTop() lists where it looks
+// most, and example() gives the number of the example that is shown.
 export const page = { overview: null, sides: [] };
 
 export function problem(where, error) {
@@ -28,6 +30,11 @@ export function gone() {
 
 export function read(text) {
   $("reading").textContent = text || "\u00a0";
+}
+
+// The names of the models; a guided one is said to be guided.
+export function modelNames() {
+  return page.overview.models.map((model) => model.name + (model.plan ? " (guided)" : ""));
 }
 
 export function isSame(one, other) {

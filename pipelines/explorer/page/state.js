@@ -17,6 +17,11 @@ export const view = { ...FIRST };
 // Each {layer, head, kind, pattern}.
 export const decisions = [];
 
+// The names of the further heads that are drawn as lines.
+export function added() {
+  return view.more.split(",").filter(Boolean);
+}
+
 function parameters() {
   const kept = new URLSearchParams();
   for (const [name, value] of Object.entries(view)) {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,93 @@ def test_figures_are_whole_and_say_what_they_show(tab: Any, page: Page, kind: st
         assert "square-root scale" in words and "query ↓" in words
         levels = set(re.findall(r"fill=\"rgb\((\d+,\d+,\d+)\)", text))
         assert len(levels) > 5, "cells are vectors"
+
+
+def words_of_figure(tab: Any, panel: str, folder: Path) -> str:
+    with tab.expect_download() as download:
+        tab.locator(f"#{panel}-panel").get_by_role("button", name="SVG").click()
+    download.value.save_as(folder / panel)
+    return " ".join(ElementTree.fromstring((folder / panel).read_text()).itertext())
+
+
+def test_captions_name_the_scale_of_their_colours_and_the_attention_of_both_models(tab: Any, tmp_path: Path) -> None:
+    ready(tab)
+    head(tab, 0, 5).click()
+    tab.get_by_label("A name, or a condition on query and key").fill("matching_token")
+    tab.get_by_label("A name, or a condition on query and key").press("Tab")
+    tab.get_by_label("Scale").select_option("largest")
+    until(tab, "document.querySelector('#maps .bar').title.includes('up to the largest')")
+    words = words_of_figure(tab, "head", tmp_path)
+    assert "linear scale up to the largest value" in words
+    assert re.search(r"Mean attention on it over all examples: \d+\.\d % \(A\), \d+\.\d % \(B\)", words)
+    words = words_of_figure(tab, "heads", tmp_path)
+    assert "linear scale;" in words, "pictures of all heads have one scale, which ends at 100 %"
+
+
+def test_a_caption_names_the_pattern_that_is_drawn_and_each_head_once(tab: Any, tmp_path: Path) -> None:
+    ready(tab)
+    head(tab, 0, 5).click()
+    tab.route("**/api/preview*", lambda route: (time.sleep(0.3), route.continue_()))
+    field = tab.get_by_label("A name, or a condition on query and key")
+    field.fill("matching_token")
+    words = words_of_figure(tab, "head", tmp_path)
+    assert "Pattern: matching_token, outlined." in words, "it is drawn before it is saved"
+    tab.unroute("**/api/preview*")
+    field.fill("distance = 1")
+    assert "Pattern" not in words_of_figure(tab, "head", tmp_path)
+    head(tab, 1, 2).click(modifiers=["Shift"])
+    assert "Attention of heads 0-5, 1-2 of" in words_of_figure(tab, "head", tmp_path)
+    head(tab, 1, 2).click()
+    assert "Attention of head 1-2 of" in words_of_figure(tab, "head", tmp_path)
+
+
+@contextmanager
+def late_answer(tab: Any, asked: str, ask: Callable[[], None]) -> Iterator[None]:
+    """Hold the answer to what is asked until the body is done, and then let the page take it."""
+    held: list[Any] = []
+    tab.route(re.compile(asked), lambda route: held.append(route))
+    ask()
+    for _ in range(100):
+        tab.wait_for_timeout(30)
+        if held:
+            break
+    yield
+    (late,) = held
+    with tab.expect_response(re.compile(asked)):
+        late.continue_()
+    tab.wait_for_timeout(200)
+
+
+def test_a_late_list_does_not_replace_that_of_a_newer_head(tab: Any) -> None:
+    ready(tab)
+    head(tab, 1, 2).click()
+    tab.get_by_text("Where it looks most").click()
+    tab.locator("#top button").first.wait_for()
+    with late_answer(tab, r"/api/top\?model=0&layer=0&head=5&", head(tab, 0, 5).click):
+        with tab.expect_response(re.compile(r"/api/top\?.*&layer=1&head=3&")):
+            head(tab, 1, 3).click()
+        tab.wait_for_timeout(200)
+        newer = tab.locator("#top").inner_text()
+    assert tab.locator("#top").inner_text() == newer
+
+
+def test_late_pictures_do_not_replace_newer_ones(tab: Any, page: Page) -> None:
+    ready(tab)
+    head(tab, 0, 5).click()
+    tab.get_by_label("Pictures").select_option("example")
+    last = page.workspace.sides[0].ready().number - 1  # the others are alike
+    number = tab.get_by_label("Example", exact=True)
+
+    def choose(example: int) -> None:
+        number.fill(str(example))
+        number.press("Enter")
+
+    with late_answer(tab, rf"/api/tiles\?model=0&example={last}$", lambda: choose(last)):
+        with tab.expect_response(lambda r: r.url.endswith("/api/tiles?model=1&example=1")):
+            choose(1)
+        tab.wait_for_timeout(300)
+        newer = tab.locator("#grids").screenshot()
+    assert tab.locator("#grids").screenshot() == newer
 
 
 def test_what_is_printed_is_the_figure_alone(tab: Any) -> None:

@@ -6,6 +6,8 @@ import { element } from "./dom.js";
 const SPACE = "http://www.w3.org/2000/svg";
 const COLUMN = 140; // pixels for the tokens of a side
 const ROW = 19;
+const LEGEND_ROW = 16;
+const LEGEND_LETTER = 7; // pixels of a letter, at most on average
 const WIDEST = 7; // pixels of a line for all the attention of a query
 const LEAST = 0.005; // less attention has no line
 const ON_PATTERN = "#D55E00";
@@ -38,13 +40,15 @@ export class Lines {
   show(heads, tokens, keys, { top, width, locked }) {
     Object.assign(this, { heads, tokens, keys, top, size: tokens.length });
     this.width = Math.max(2 * COLUMN + 100, Math.min(width, 2 * COLUMN + 420));
-    this.height = ROW * this.size + 30;
+    const legend = this.legend();
+    this.above = LEGEND_ROW * legend.length;
+    this.height = this.above + ROW * this.size + 30;
     for (const [name, value] of [["width", this.width], ["height", this.height], ["viewBox", `0 0 ${this.width} ${this.height}`]]) {
       this.svg.setAttribute(name, value);
     }
     this.lines = shape("g", { fill: "none" });
     const words = shape("g", { "font-family": "ui-monospace, monospace", "font-size": 12 });
-    words.append(this.heading("query", true), this.heading("key", false), this.legend());
+    words.append(this.heading("query", true), this.heading("key", false), ...legend);
     this.words = [true, false].map((isQuery) => tokens.map((_, n) => this.token(isQuery, n)));
     words.append(...this.words.flat().map(({ group }) => group));
     this.svg.replaceChildren(this.lines, words);
@@ -53,25 +57,33 @@ export class Lines {
   }
 
   heading(text, isQuery) {
-    const made = shape("text", { x: isQuery ? COLUMN - 8 : this.width - COLUMN + 8, y: 12, "text-anchor": isQuery ? "end" : "start", fill: "currentColor", opacity: 0.75 });
+    const made = shape("text", { x: isQuery ? COLUMN - 8 : this.width - COLUMN + 8, "text-anchor": isQuery ? "end" : "start", y: this.above + 12, fill: "currentColor", opacity: 0.75 });
     made.textContent = text;
     return made;
   }
 
-  // What the colours of lines mean, between the columns.
+  // What the colours of lines mean: rows above the columns, as many as it takes.
   legend() {
-    const many = this.heads.length > 1 ? this.heads.map(({ name }, n) => [name, KINDS[n % KINDS.length]]) : [];
-    const pattern = many.length ? [["dashed: not on the pattern", "currentColor"]] : [["on the pattern", ON_PATTERN], ["not on it", OFF_PATTERN]];
-    const rows = [...many, ...(this.keys === null ? [] : pattern)];
-    const made = shape("text", { x: this.width / 2, y: 12, "text-anchor": "middle", "font-size": 11, "font-family": "system-ui, sans-serif" });
-    for (const [text, colour] of rows) {
-      const mark = shape("tspan", { fill: colour, dx: 8 });
-      mark.textContent = many.length && text.startsWith("dashed") ? "" : "▬ ";
-      const name = shape("tspan", { fill: "currentColor" });
-      name.textContent = text;
-      made.append(mark, name);
+    const many = this.heads.length > 1 ? this.heads.map(({ name }, n) => [`▬ ${name}`, KINDS[n % KINDS.length]]) : [];
+    const pattern = many.length ? [["dashed: not on the pattern", "currentColor"]] : [["▬ on the pattern", ON_PATTERN], ["▬ not on it", OFF_PATTERN]];
+    const rows = [];
+    let room = 0;
+    for (const [text, colour] of [...many, ...(this.keys === null ? [] : pattern)]) {
+      const width = LEGEND_LETTER * text.length + 12;
+      if (room < width) {
+        const style = { "text-anchor": "middle", "font-size": 11, "font-family": "system-ui, sans-serif" };
+        rows.push(shape("text", { x: this.width / 2, y: 12 + LEGEND_ROW * rows.length, ...style }));
+        room = this.width;
+      }
+      room -= width;
+      const [mark, name] = text.startsWith("▬ ") ? ["▬ ", text.slice(2)] : ["", text];
+      for (const [part, fill, dx] of [[mark, colour, rows.at(-1).childNodes.length ? 8 : 0], [name, "currentColor", mark ? 0 : 8]]) {
+        const made = shape("tspan", { fill, dx });
+        made.textContent = part;
+        rows.at(-1).append(made);
+      }
     }
-    return made;
+    return rows;
   }
 
   token(isQuery, n) {
@@ -92,7 +104,7 @@ export class Lines {
   }
 
   place(n) {
-    return 30 + ROW * n;
+    return this.above + 30 + ROW * n;
   }
 
   toggle(token) {

@@ -138,6 +138,10 @@ def test_lines_of_several_heads_have_their_colours(tab: Any) -> None:
     assert "▬ 0-5" in told and "▬ 1-2" in told
     tab.get_by_role("button", name="All heads of the layer").click()
     until(tab, f"new Set([...{svg}?.querySelectorAll('path') ?? []].map(e => e.getAttribute('stroke'))).size === 6")
+    legend, *headings = tab.locator("#maps figure:not([hidden]) svg > g > text").evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect().toJSON()).sort((a, b) => a.top - b.top)"
+    )
+    assert headings and all(legend["bottom"] <= each["top"] for each in headings), "no text covers another"
     tab.get_by_role("button", name="Only this head").click()
     until(tab, f"new Set([...{svg}?.querySelectorAll('path') ?? []].map(e => e.getAttribute('stroke'))).size === 1")
 

@@ -270,7 +270,7 @@ def _check_head(plan: Plan, site: Site, head: int, numbers: list[int]) -> None:
 
 
 def _check_attacks(plan: Plan, by_site: Mapping[Site, Mapping[int, tuple[int, ...]]]) -> None:
-    """Raises PlanError if attacks differ in what their common second pass has once: its divergence."""
+    """Raises PlanError if attacks differ in their divergence: all share one second pass, which has one divergence."""
     attacks = {
         number: mechanism
         for number in sorted({number for guides in by_site.values() for number in guides})

@@ -23,7 +23,7 @@ from guidance.models.word_models import WordClassifier, WordModel, WordTrunk, re
 
 
 class RoleTransformerConfig(PreTrainedConfig):
-    """Of a role-guided transformer.
+    """The configuration of a role-guided transformer.
 
     The width of a head is ``hidden_size // num_attention_heads``; what is left over is not used, as in the paper's code.
     """

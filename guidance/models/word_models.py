@@ -31,7 +31,10 @@ _DENSE = 100
 
 
 class CNNConfig(PreTrainedConfig):
-    """Of a multi-scale CNN: ``hidden_size`` is the width of embeddings, ``num_filters`` counts the filters of each width."""
+    """The configuration of a multi-scale CNN.
+
+    ``hidden_size`` is the width of embeddings, ``num_filters`` the number of filters of each width.
+    """
 
     model_type = "cnn"
     vocab_size: int = 1000
@@ -42,7 +45,10 @@ class CNNConfig(PreTrainedConfig):
 
 
 class BiLSTMConfig(PreTrainedConfig):
-    """Of a BiLSTM: ``hidden_size`` is the width of embeddings, ``lstm_size`` counts the units of each direction."""
+    """The configuration of a BiLSTM.
+
+    ``hidden_size`` is the width of embeddings, ``lstm_size`` the number of units of each direction.
+    """
 
     model_type = "bilstm"
     vocab_size: int = 1000
@@ -94,7 +100,7 @@ class WordModel(PreTrainedModel):
 
 
 class WordTrunk(WordModel):
-    """A model of words without its classifier.  A model says by `_states` what it makes of word embeddings."""
+    """A model of words without its classifier.  Each model has its own `_states`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -117,7 +123,7 @@ class WordTrunk(WordModel):
         return BaseModelOutput(last_hidden_state=self._states(embedded_BTd * valid_BT[..., None], valid_BT, **kwargs))
 
     def _states(self, embedded_BTd: Tensor, valid_BT: Tensor, **kwargs: Any) -> Tensor:
-        """The states, from word embeddings that are zero at padding."""
+        """What the model makes of word embeddings, which are zero at padding; each model defines it."""
         raise NotImplementedError
 
 

@@ -195,7 +195,7 @@ class TokensWithoutIds(Tokens):
 
     @property
     def ids_BT(self) -> Tensor:
-        """Raises IdsNotKnown."""
+        """Raises IdsNotKnown, always: only embeddings are given."""
         raise IdsNotKnown("inputs_embeds come without token ids", hint=_IDS)
 
     def __init__(self, like_BT: Tensor, *values: Any) -> None:

@@ -154,8 +154,11 @@ class Take:
         opening.inputs[role] = self.open(reference, opening)
 
     def open(self, reference: Any, opening: Opening[Any]) -> Input:
-        """Find and check one input, or several if it takes many; not called where `add` is overridden.  Raises InputError if
-        there is no such input, or it is of the wrong kind."""
+        """Find and check one input, or several if it takes many.  Raises InputError if there is no such input, or it is of the
+        wrong kind.
+
+        Every subclass defines this method or overrides `add`, which calls it.
+        """
         raise NotImplementedError
 
 
@@ -209,7 +212,7 @@ class Option:
 
 
 def _nothing(*given: Any) -> None:
-    """For a stage whose inputs need no more than to be opened."""
+    """Does nothing: for a stage whose inputs only need to be opened."""
 
 
 @dataclass(frozen=True)

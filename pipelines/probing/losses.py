@@ -130,7 +130,7 @@ class HeldOut:
             raise InputError(f"no example of {split!r} has a label that the model knows, or a word that is masked")
 
     def task_batches(self) -> Iterator[TaskBatch]:
-        """The batches of a model of a task.  Raises InputError if the model is of none."""
+        """The labelled batches of a fine-tuned model.  Raises InputError if the model has no task."""
         if self._examples is None:
             raise InputError("the model has no head for a task", hint="guide finetune DATASET --init MODEL")
         inputs, start = ModelInputs(self.model, self.tokenizer.pad_token_id), 0

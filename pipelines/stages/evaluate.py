@@ -75,7 +75,7 @@ class Examples(Reading):
     """What the model is measured on."""
 
     def check(self, opening: Opening[Any]) -> None:
-        """Raises InputError when no objective can measure this model so; or the split is empty."""
+        """Raises InputError when no objective can measure the model on such data, or the split is empty."""
         sequences = opening.inputs["sequences"]
         _check_settings(measured_by(folder_of(opening.inputs["model"]), sequences), opening.config)
         super().check(opening)

@@ -132,7 +132,7 @@ def read_by(
 
 
 def check_split(data: Artifact, split: str) -> None:
-    """Raises InputError when some sequences have none in a split."""
+    """Raises InputError if the split of these sequences is empty."""
     if not int(data.files.get(f"{split}.parquet", {}).get("rows") or 0):
         splits = [name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet")]
         hint = f"--split {' or '.join(splits)}"

@@ -53,7 +53,7 @@ DISTANCES: Columns = {
 
 
 def prepare(opening: Opening[Config]) -> None:
-    """Check that two models read the data as the same tokens.  Raises InputError if they do not."""
+    """Raises InputError unless both models read the data as the same tokens."""
     if "other" not in opening.inputs:
         return
     theirs, _ = read_data(opening.references["data"], "other", opening)

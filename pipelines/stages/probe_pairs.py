@@ -76,7 +76,7 @@ class Pair(NamedTuple):
 
 
 def head_of(text: str) -> tuple[int, int]:
-    """A head that is written as LAYER-HEAD.  Raises InputError if it is not."""
+    """The layer and the number of a head.  Raises InputError if it is not written as LAYER-HEAD."""
     match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", text.strip())
     if match is None:
         raise InputError(f"--off {text!r} is not LAYER-HEAD", hint="for example: --off 2-5")

@@ -97,7 +97,7 @@ from __future__ import annotations
 
 
 def _classes(config: type, classes: Iterable[type]) -> Iterable[str]:
-    """The guided classes, after that of their configuration."""
+    """The source of the configuration class, then that of the guided classes, which use it."""
     name = CLASS_PREFIX + config.__name__
     model_type: Any = config
     yield (

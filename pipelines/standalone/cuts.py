@@ -56,7 +56,7 @@ DEBERTA: Cuts = {
 def cuts_of(
     mechanisms: Collection[str], combinations: Collection[str], families: Collection[str], added_heads: bool
 ) -> Cuts:
-    """What a model leaves out, given the names of what its plan has, and of its family."""
+    """What the code of a model leaves out, given the names of the mechanisms and combinations of its plan, and its families."""
     needless = {
         **({} if added_heads else ADDED_HEADS),
         **({} if "mix" in mechanisms else MIXING),

@@ -1,4 +1,4 @@
-"""Names of tables that several stages read, and columns with their unit in the metadata, hardly any of which may be null."""
+"""Names of tables that several stages read, and schemas: columns have their unit in the metadata, and few may be null."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ class LiveModel:
     """
 
     def __init__(self, folder: Path, device: str = "auto", random_seed: int | None = None) -> None:
-        """Opens a model, or one of its shape with random weights of a seed, without a plan.  Raises InputError if it cannot do it,
-        and PlanError if it needs more than a bare text."""
+        """Opens a model, or one of its shape with random weights of a seed, without a plan.  Raises InputError if the model
+        cannot read live text, and PlanError if its plan needs more than a bare text."""
         config = config_of(folder)
         self.check(folder, config)
         plan = find_plan(folder)
@@ -115,7 +115,7 @@ class LiveModel:
     """What reads the features that a bare text lacks from ``--masks``."""
 
     def check(self, folder: Path, config: Any) -> None:
-        """Raises InputError when a model with this configuration cannot do it."""
+        """Raises InputError if a model with this configuration cannot do what this class is for."""
 
     def read(self, texts: Sequence[str]) -> Batch:
         """Texts as a batch on the device of the model.  Raises InputError if a token is outside of the vocabulary of
@@ -258,7 +258,7 @@ def _one_line(text: str) -> str:
 
 
 def check_bare_text(plan: Any, folder: Path, takes_masks: str) -> tuple[str, ...]:
-    """The features of words that a plan needs at inference.  Raises PlanError if a bare text does not have them all.
+    """The features of words that a plan needs at inference.  Raises PlanError if it needs one that a bare text does not have.
 
     Args:
         takes_masks: what reads them from ``--masks``, for the message.

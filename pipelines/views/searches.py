@@ -27,11 +27,11 @@ Runs = Mapping[tuple[int, int], Mapping[str, float | None]]
 
 @dataclass(frozen=True)
 class Reached:
-    """When a search along pre-training has the last score of another one.
+    """When a search along pre-training reaches the last score of another one.
 
     Attributes:
         metric: its name; ``score``: the last one of the baseline, the mean over seeds and folds.
-        steps, seconds: of pre-training until the other search has it, between two moments by linear interpolation; None if
+        steps, seconds: of pre-training until the other search reaches it, between two moments by linear interpolation; None if
             it never does.
         all_steps, all_seconds: of the whole pre-training of the baseline.
     """

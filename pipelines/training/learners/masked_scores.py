@@ -301,7 +301,7 @@ def _finish(
     counts: Mapping[str, int] | None = None,
     pseudo: tuple[Setup, Any, Any],
 ) -> None:
-    """Write the metrics of predicted words, and those of the same model that are setup."""
+    """Write the metrics of predicted words, and ``more``, which ``signatures`` describe; ``pseudo``: what `_pseudo` needs."""
     masked = columns.sum("masked")
     if not masked:
         raise InputError(

@@ -297,8 +297,10 @@ FOR_CROSS: dict[str, list[Row]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_guided_heads_compute_what_plain_loops_compute(family: str, case: str) -> None:
     if family not in SEQ2SEQ:
-        skipped = family in DECODERS and "in encoders" in case
-        return None if skipped else check(family, CASES[case])
+        if family in DECODERS and "in encoders" in case:
+            pytest.skip("a decoder refuses masks that look ahead")
+        check(family, CASES[case])
+        return
     decoder = [] if "in encoders" in case else on(DECODER, *CASES[case])
     check(family, on(ENCODER, *CASES[case]) + decoder + on(CROSS, *FOR_CROSS.get(case, [])))
 

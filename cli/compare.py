@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -16,9 +15,6 @@ from cli.options import Session, command
 from cli.output import check_output_path, say_json, speaks_unicode
 from cli.tables import table
 from guidance.errors import InputError
-
-if TYPE_CHECKING:
-    from pipelines.views.evaluations import Tested
 
 PICTURES = (".png", ".svg")
 COMPARED = artifacts("model", "evaluation", "search", unfinished=True)
@@ -138,24 +134,11 @@ def _losses(text: str | None) -> list[float]:
     return losses
 
 
-TESTED = ("difference", "95 % interval", "p", "corrected p", "test")
-REACHED = ("metric", "baseline", "other", "last score", "steps to it", "of", "seconds to it", "of")
-
-
-def _as_json(tested: Tested) -> dict[str, Any]:
-    """A comparison in JSON's types; a number that its test does not give, such as an interval of McNemar's, is null."""
-    difference = {
-        name: None if isinstance(value, float) and math.isnan(value) else value
-        for name, value in vars(tested.difference).items()
-    }
-    corrected = None if math.isnan(tested.corrected) else tested.corrected
-    return {**vars(tested), "difference": difference, "corrected": corrected}
-
-
 def _compare_results(session: Session, kind: str, references: list[str]) -> None:
     """Compare evaluations, or searches."""
     from pipelines.views.evaluations import compare_evaluations, labels_of
     from pipelines.views.searches import compare_searches, equal_scores
+    from pipelines.views.tested_tables import as_json, reached_tables, tested_tables
 
     if len(references) < 2:
         raise InputError(f"one {kind} has nothing to be compared with", hint=f"guide compare {kind.upper()} OTHER")
@@ -166,26 +149,8 @@ def _compare_results(session: Session, kind: str, references: list[str]) -> None
         reached = equal_scores(results, references) if kind == "search" else []
     if session.json:
         along = {"equal_scores": [dataclasses.asdict(each) for each in reached]} if reached else {}
-        return say_json({"comparisons": [_as_json(tested) for tested in tests], **along})
+        return say_json({"comparisons": [as_json(tested) for tested in tests], **along})
     lines: list[str] = []
-    for other, of_pair in itertools.groupby(tests, lambda tested: tested.other):
-        rows = []
-        for tested in of_pair:
-            difference = tested.difference
-            values = (f"{tested.first:.4f}", f"{tested.second:.4f}", f"{difference.effect:+.4f}")
-            interval = "" if math.isnan(difference.low) else f"{difference.low:+.4f} to {difference.high:+.4f}"
-            test = (
-                f"{difference.p:.4f}",
-                f"{tested.corrected:.4f}",
-                f"{difference.test}, {difference.n:,} {tested.unit}",
-            )
-            rows.append((tested.metric, *values, interval, *test))
-        lines += [""] * bool(lines) + table(("metric", label[references[0]], label[other], *TESTED), rows)
-    if reached:
-        moments = []
-        for each in reached:
-            steps, seconds = ("never" if when is None else f"{when:,.0f}" for when in (each.steps, each.seconds))
-            of = (f"{each.score:.4f}", steps, f"{each.all_steps:,}", seconds, f"{each.all_seconds:,.0f}")
-            moments.append((each.metric, label[each.baseline], label[each.other], *of))
-        lines += ["", *table(REACHED, moments, whole=("baseline", "other"))]
+    for each in (*tested_tables(tests, label), *reached_tables(reached, label)):
+        lines += [""] * bool(lines) + table(each.titles, each.cells, whole=("baseline", "other"))
     session.answer({}, lines)

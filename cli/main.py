@@ -49,6 +49,7 @@ COMMANDS = (
     "masks",
     "train",
     "compare",
+    "report",
     "evaluate",
     "live",
     "glue",

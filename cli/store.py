@@ -18,7 +18,7 @@ from cli import completion
 from cli.options import Session, command
 from cli.output import escape, human_size
 from cli.tables import nested, plain, table
-from guidance.errors import GuideError, InputError, MachineError, counted
+from guidance.errors import InputError, MachineError, counted
 from pipelines.progress import log
 from pipelines.storage import removal
 from pipelines.storage.artifacts import Artifact
@@ -115,9 +115,11 @@ def show(
     if folder is not None:
         _show_unfinished(session, folder)
         return
+    from pipelines.views.findings import findings_of
+
     with session.store.load(reference, verify=False) as artifact:
         unlisted = artifact.unlisted_files()
-        findings = None if session.json else _findings(artifact)
+        findings = None if session.json else findings_of(artifact)
     names = [str(n) for n in session.store.names() if (n.kind, n.recipe) == (artifact.kind, artifact.recipe)]
     about = {"artifact": artifact.reference, "path": os.fspath(artifact.path), "names": names}
     session.answer(about | artifact.manifest, _shown(artifact, names, findings))
@@ -151,17 +153,6 @@ def _shown(artifact: Artifact, names: Sequence[str], findings: Table | None) -> 
     )
 
 
-def _findings(artifact: Artifact) -> Table | None:
-    """What a probe found; None of other artifacts, and of probes that are damaged or of another version."""
-    from pipelines.stages import find
-
-    if artifact.kind == "probe":
-        with contextlib.suppress(GuideError, OSError, LookupError, ValueError):
-            stage = find(artifact.manifest["stage"])
-            return stage.command.show(artifact, stage.config()) if stage else None
-    return None
-
-
 def _show_unfinished(session: Session, folder: Path) -> None:
     from pipelines.views.unfinished import state_of, unfinished
 
@@ -193,46 +184,11 @@ def _sections(sections: Mapping[str, Mapping[Any, Any]]) -> Iterator[str]:
 @command("lineage", group="Store", examples=["guide lineage wiki-128", "guide lineage model/3f2a --json"])
 def lineage(session: Session, reference: Reference) -> None:
     """Show what an artifact was made from, down to the raw inputs."""
+    from pipelines.views.lineage import draw, family
+
     with session.store.load(reference, verify=False) as artifact:
         tree = family(session.store, artifact.manifest, seen=frozenset())
     session.answer(tree, draw(tree))
-
-
-def family(store: Store, manifest: dict[str, Any], *, seen: frozenset[str]) -> dict[str, Any]:
-    """An artifact and, as a tree, everything that it was made from."""
-    recipe = str(manifest["recipe"])
-    node: dict[str, Any] = {"artifact": f"{manifest['kind']}/{recipe[:16]}", "stage": manifest.get("stage")}
-    node["content"] = manifest["content"]
-    node["inputs"] = {}
-    for role, source in sorted(manifest.get("inputs", {}).items()):
-        if "recipe" not in source or str(source["recipe"]) in seen | {recipe}:
-            node["inputs"][role] = dict(source)
-            continue
-        entry = {"artifact": f"{source.get('kind')}/{str(source['recipe'])[:16]}", "content": source.get("content")}
-        try:
-            with store.open(store.folder(str(source.get("kind")), str(source["recipe"]))) as parent:
-                entry = family(store, parent.manifest, seen=seen | {recipe})
-            if parent.content != source.get("content"):
-                entry["note"] = "built again since: other content"
-        except ArtifactMisplaced:
-            entry["note"] = "its folder holds another artifact"
-        except InputError:
-            entry["note"] = "not in this store"
-        node["inputs"][role] = entry
-    return node
-
-
-def draw(node: dict[str, Any], indent: str = "", role: str = "") -> Iterator[str]:
-    """A tree as lines of text."""
-    if "artifact" in node:
-        text = f"{node['artifact']}  {node.get('stage') or ''}".rstrip()
-    else:
-        first = ", ".join(str(name) for name in node.get("first", [])[:3])
-        text = f"{node.get('kind', 'input')}  {node.get('count', '')} {first}".rstrip()
-    note = f"  ({node['note']})" if node.get("note") else ""
-    yield f"{indent}{role + ': ' if role else ''}{text}{note}"
-    for child_role, child in node.get("inputs", {}).items():
-        yield from draw(child, indent + "  ", child_role)
 
 
 @command("verify", group="Store", examples=["guide verify", "guide verify wiki@2 model/3f2a"])

@@ -95,7 +95,23 @@ def heads_picture(
         hundredths: whether cells and colour bar are in hundredths, as whole numbers, which is right for shares; otherwise they
             show the figures as they are, the highest with three digits.
     """
-    from pipelines.drawing import PALETTE, figure_of, png
+    name = name_of_model(run.inputs["model"])
+    is_random = getattr(run.config, "random", None) is not None
+    title = f"{title}\n{name}{', random weights' if is_random else ''}"
+    return heads_map(rows, figure, title=title, label=label, hundredths=hundredths)
+
+
+def heads_map(
+    rows: Sequence[Mapping[str, Any]],
+    figure: str,
+    *,
+    title: str,
+    label: str,
+    hundredths: bool = True,
+    form: str = "png",
+) -> bytes:
+    """The picture of `heads_picture`, with a title of the caller's; ``form``: one of `pipelines.drawing.FORMATS`."""
+    from pipelines.drawing import PALETTE, figure_of, png, printed
 
     kinds = list(dict.fromkeys(row["attention"] for row in rows))
     sizes = [
@@ -123,11 +139,9 @@ def heads_picture(
                 colour = "black" if value - lowest > 0.6 * (highest - lowest) else "white"
                 axes.text(head, layer, f"{value:.{decimals}f}", ha="center", va="center", fontsize=8, color=colour)
     grid[0][0].set_ylabel("layer")
-    name = name_of_model(run.inputs["model"])
-    is_random = getattr(run.config, "random", None) is not None
-    drawn.suptitle(f"{title}\n{name}{', random weights' if is_random else ''}", fontsize=11, parse_math=False)
+    drawn.suptitle(title, fontsize=11, parse_math=False)
     drawn.colorbar(image, ax=list(grid[0]), shrink=0.8, label=label)
-    return png(drawn)
+    return png(drawn) if form == "png" else printed(drawn, form)
 
 
 def heads_of(artifact: Artifact) -> list[dict[str, Any]]:

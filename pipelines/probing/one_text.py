@@ -68,12 +68,14 @@ class TextAttention:
         raise no_such_head(layer, head, [(site.layer, site.num_heads - 1) for site in self.maps])
 
 
-def look(folder: Path, text: str, *, length: int = 512, device: str = "auto") -> TextAttention:
-    """Show a text to a model, with its plan at work.  Raises InputError if the text is empty, or the folder is no
+def look(
+    folder: Path, text: str, *, length: int = 512, device: str = "auto", random_seed: int | None = None
+) -> TextAttention:
+    """Show a text to a model, with its plan at work, or to one of its shape with random weights.  Raises InputError if the text is empty, or the folder is no
     encoder, and PlanError if the plan needs more than text."""
     if not text.strip():
         raise InputError("the text is empty", hint='for example: --text "The dog saw the man, and it barked."')
-    model = WatchedModel(folder, length=length, device=device)
+    model = WatchedModel(folder, length=length, device=device, random_seed=random_seed)
     model.needed = tuple(dict.fromkeys((*model.needed, *WORD_FEATURES)))
     batch = model.read([text])
     ids_BT, valid_BT = batch.inputs["input_ids"], batch.inputs["attention_mask"].bool()

@@ -66,6 +66,7 @@ class Objective:
         evaluation: the function ``evaluate(run, folder, model, handle)``, as ``module:name``.
         evaluation_settings: groups of settings of the evaluation; every field becomes a flag of ``guide evaluate``.
         needs_corpus: whether the evaluation reads the text of the sequences, so that their corpus must be in the store.
+        source: the papers that it comes from, as the sources of patterns and mechanisms.
         floors: how the sequences are laid out for the n-gram floors beside the metrics, a ``layout`` of
             `pipelines.stages.floors`; empty if there are none.
     """
@@ -91,6 +92,7 @@ class Objective:
     evaluation_settings: ClassVar[tuple[type[Config], ...]] = ()
     needs_corpus: ClassVar[bool] = False
     floors: ClassVar[str] = ""
+    source: ClassVar[str] = ""
 
     @classmethod
     def prepare(cls, setup: Setup) -> Learner:

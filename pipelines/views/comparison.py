@@ -200,11 +200,11 @@ def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
                 f"{twin.label} and {curve.label} have the same settings and the same seed, {curve.seed}",
                 hint="leave one of them out",
             )
-    labels = _group_labels([[member.label for member in members] for members in groups.values()])
+    labels = common_labels([[member.label for member in members] for members in groups.values()])
     return [Group(label, tuple(members)) for label, members in zip(labels, groups.values(), strict=True)]
 
 
-def _group_labels(groups: Sequence[Sequence[str]]) -> list[str]:
+def common_labels(groups: Sequence[Sequence[str]]) -> list[str]:
     """A label for each group of runs, no two the same: what its runs share, such as ``plain-*`` for plain-0 and plain-1; its
     first run, ``a +1``, if they share nothing, or if another group shares the same."""
     shared = [_common_label(labels) for labels in groups]

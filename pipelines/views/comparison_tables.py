@@ -84,11 +84,16 @@ def as_csv(comparison: Comparison) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the comparison; the first column names the runs."""
+    """One table of a comparison; the first column names the runs.
+
+    Attributes:
+        name: its subject in a word, for files.
+    """
 
     caption: str
     titles: list[str]
     cells: list[list[str]]
+    name: str = ""
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -102,6 +107,7 @@ def tables(comparison: Comparison) -> list[Table]:
     never = f">{steps:,}"
     losses = {"all steps": "average", "25 %": "loss_25", "50 %": "loss_50", "75 %": "loss_75", "final": "final"}
     loss = _table(
+        "losses",
         f"training loss {comparison.loss} (nats, guides left out) of {steps:,} steps{quarters}{spread}",
         rows,
         *count,
@@ -110,12 +116,14 @@ def tables(comparison: Comparison) -> list[Table]:
     blank = [MISSING] * (len(loss.titles) - 2)
     loss.cells.extend([f"floor: {FLOORS[name]}", *blank, f"{nats:.3f}"] for name, nats in comparison.floors.items())
     reached = _table(
+        "steps",
         f"first step with a training loss of no more nats, mean of {window} steps",
         rows,
         *count,
         *((f"{loss:g}", _reached(steps_to(loss), never)) for loss in comparison.at),
     )
     speed = _table(
+        "speed",
         "speed while training, whatever else the machine did",
         rows,
         *count,
@@ -125,6 +133,7 @@ def tables(comparison: Comparison) -> list[Table]:
     shown = [loss, reached, speed]
     if any(row.summary["step_seconds"].known for row in rows):
         timed = _table(
+            "equal-seconds",
             f"loss at equal seconds, with steps that were timed in turn: when the first of the run and {base} ends",
             rows,
             *count,
@@ -137,6 +146,7 @@ def tables(comparison: Comparison) -> list[Table]:
     if comparison.score:
         better = "lower" if lower_is_better(comparison.score) else "higher"
         score = _table(
+            "score",
             f"{comparison.score} ({better} is better)",
             rows,
             *count,
@@ -153,12 +163,12 @@ def tables(comparison: Comparison) -> list[Table]:
         tested = POWERED | ({"score": "score"} if comparison.score else {})
         columns = [column for name, title in tested.items() for column in _difference(name, title)]
         test = " (p: two-sided t-test of pairs, which have the same seed)" if many else ""
-        shown.append(_table(f"difference from {base}{test}", others, *pairs, *columns))
+        shown.append(_table("differences", f"difference from {base}{test}", others, *pairs, *columns))
     if others and comparison.power is not None:
         effect = f"a difference of {comparison.power:g} nats with 80 % probability (p < 0.05)"
         caption = f"pairs of seeds that find {effect}, by the spread of the pairs that there are"
         seeds = [(title, _needed(name, comparison.power)) for name, title in POWERED.items()]
-        shown.append(_table(caption, others, *seeds))
+        shown.append(_table("power", caption, others, *seeds))
     return shown
 
 
@@ -174,9 +184,9 @@ def _seeds(row: Row, effect: float) -> dict[str, int | None]:
     return {name: seeds_needed(row.difference[name], effect) for name in POWERED}
 
 
-def _table(caption: str, rows: Sequence[Row], *columns: Column) -> Table:
+def _table(name: str, caption: str, rows: Sequence[Row], *columns: Column) -> Table:
     cells = [[row.group.label, *(cell(row) for _, cell in columns)] for row in rows]
-    return Table(caption, ["run", *(title for title, _ in columns)], cells)
+    return Table(caption, ["run", *(title for title, _ in columns)], cells, name)
 
 
 def _mean(name: str, form: str) -> Cell:
@@ -235,8 +245,12 @@ def as_markdown(comparison: Comparison) -> list[str]:
     """The same tables for a document."""
     lines: list[str] = []
     for table in tables(comparison):
-        lines += [""] * bool(lines) + [table.caption, ""]
-        marks = ["---", *["---:"] * (len(table.titles) - 1)]
-        for line in [table.titles, marks, *table.cells]:
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
+        lines += [""] * bool(lines) + [table.caption, "", *markdown_table(table)]
     return lines
+
+
+def markdown_table(table: Table) -> list[str]:
+    """The lines of a table in Markdown, without its caption."""
+    marks = ["---", *["---:"] * (len(table.titles) - 1)]
+    rows = [table.titles, marks, *table.cells]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import matplotlib
 import numpy as np
 
-from pipelines.drawing import figure_of, png, saved
+from pipelines.drawing import figure_of, png, printed
 from pipelines.views.comparison import Comparison, Group
 from pipelines.views.comparison_tables import FLOORS
 from pipelines.views.curves import Curve
@@ -89,7 +88,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     steps times the mean over the seeds of what a step takes.
 
     Args:
-        form: ``png`` or ``svg``.
+        form: ``png``, ``svg`` or ``pdf``.
     """
     costs = [row.summary["step_seconds"].mean or 0.0 for row in comparison.rows]
     panels = 2 if all(costs) else 1
@@ -129,10 +128,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
-    if form == "png":
-        return png(figure)
-    with matplotlib.rc_context({"svg.hashsalt": "guide"}):
-        return saved(figure, format=form, metadata={"Date": None})
+    return png(figure) if form == "png" else printed(figure, form)
 
 
 def _shown(steps: int) -> np.ndarray:

@@ -12,6 +12,7 @@ class MaskedLanguageModelling(Objective):
 
     name = "mlm"
     learns = "masked words"
+    source = "Devlin et al. 2019, section 3.1; Liu et al. 2019, section 4.1"
     needs = "mlm predicts masked words, in any sequences."
     families = ("modernbert", "roberta", "bert", "electra")
     card = Card("masked language model", "fill-mask", "AutoModelForMaskedLM", GENERATOR_CARD)

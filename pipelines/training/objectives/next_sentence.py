@@ -16,6 +16,7 @@ class NextSentencePrediction(Objective):
 
     name = "mlm+nsp"
     learns = "masked words and whether two texts follow each other"
+    source = "Devlin et al. 2019, section 3.1"
     needs = (
         "mlm+nsp (a BERT) also predicts whether the second of two texts follows the first; it needs a corpus with at least "
         "two documents of at least two sentences each."

@@ -25,6 +25,7 @@ class ReplacedTokenDetection(Objective):
 
     name = "electra"
     learns = "which words a generator replaced"
+    source = "Clark et al. 2020, section 2"
     needs = "electra predicts which words a small generator has replaced."
     families = ("electra",)
     card = Card("discriminator of replaced tokens", "feature-extraction", "AutoModelForPreTraining", GENERATOR_CARD)

@@ -48,6 +48,7 @@ class Translation(Objective):
 
     name = "translation"
     learns = "to translate"
+    source = "Vaswani et al. 2017"
     needs = (
         "translation (an encoder-decoder) reads the sequences that `guide build-sequences --packing pairs` makes of "
         "parallel text, which `guide build-dataset --train TEXT --train-pair TRANSLATION` reads."

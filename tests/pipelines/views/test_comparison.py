@@ -387,12 +387,12 @@ def test_seeds_are_grouped_and_a_run_given_twice_counts_once(store: Store) -> No
     ],
 )
 def test_a_group_of_runs_gets_one_label(labels: list[str], expected: str) -> None:
-    assert comparison._group_labels([labels]) == [expected]
+    assert comparison.common_labels([labels]) == [expected]
 
 
 def test_no_two_groups_of_runs_have_the_same_label() -> None:
     groups = [["a-1", "a-2"], ["a-3", "a-4"], ["b-1-x", "b-2-x"], ["b-1-y", "b-2-y"]]
-    assert comparison._group_labels(groups) == ["a-1 +1", "a-3 +1", "b-*-x", "b-*-y"]
+    assert comparison.common_labels(groups) == ["a-1 +1", "a-3 +1", "b-*-x", "b-*-y"]
 
 
 def _sequences(store: Store, valid: bytes, train: bytes = b"same") -> str:

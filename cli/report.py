@@ -1,0 +1,78 @@
+"""``guide report``: runs as one page that can be read, printed and cited."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from cli.completion import artifacts
+from cli.options import Session, command
+from pipelines.storage.names import check_name
+
+
+@command(
+    "report",
+    group="Train",
+    examples=[
+        "guide report plain-0 plain-1 plain-2 guided-0 guided-1 guided-2",
+        "guide report plain-0 guided-0 --paper a-table3 --name ag   # the paper's numbers beside ours",
+        "guide report evaluation/58a1 evaluation/9c0e probe/71f0 --out results",
+        "guide report plain guided --json | jq .training",
+    ],
+)
+def report_command(
+    session: Session,
+    runs: Annotated[
+        list[str],
+        Argument(
+            metavar="RUN...",
+            help="Models, searches, evaluations and probes: names, ids or paths.  Of several that are compared the first is the "
+            "baseline.",
+            autocompletion=artifacts("model", "search", "evaluation", "probe"),
+        ),
+    ],
+    paper: Annotated[
+        str | None, Option(metavar="TABLE", help="Table of a paper to put beside ours, such as a-table3 or e-table1.")
+    ] = None,
+    name: Annotated[
+        str | None, Option(metavar="NAME", help="Name of the page; by default that of the table, or report.")
+    ] = None,
+    out: Annotated[Path, Option(metavar="FOLDER", help="Folder of the page.")] = Path("reports"),
+    title: Annotated[str, Option(metavar="TEXT", help="Title of the page.")] = "",
+    text: Annotated[
+        str | None,
+        Option(metavar="TEXT", help="Text for pictures of attention; by default the first of the validation text."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        Option("--dry-run", help="Only check the runs and the table; dry:KIND stands for a run that is not made yet."),
+    ] = False,
+) -> None:
+    """Write a page about runs: what was run on what, results with tests, figures, cost, commands, methods and references.
+
+    The page, NAME.html, loads nothing and prints on A4.  Beside it are NAME.md, the same as Markdown, and a folder NAME: tables as CSV
+    and LaTeX, figures as SVG and PDF, the commands and their plans, the BibTeX of what was used.
+
+    Models that differ only in their seed are summarised as mean and sample standard deviation, and compared with the first ones by a
+    paired t-test, as in guide compare --group; p-values are also corrected for the number of comparisons (Holm).  Evaluations of one
+    test set, and searches over the same data, are compared likewise.  With --paper the numbers of a published table stand beside ours.
+    """
+    from pipelines.report import make
+
+    name = check_name(name or paper or "report")
+    if dry_run:
+        make.check(runs, session.store, paper)
+        session.answer(
+            {"kind": "report", "exists": False, "artifact": None, "key": None, "estimate_s": None}, ["dry:report"]
+        )
+        return
+    report, plans = make.make(runs, session.store, paper=paper, text=text, title=title, progress=session.progress)
+    page = make.write(report, plans, out, name)
+    for note in report.facts["notes"]:
+        session.tell(f"note: {note}")
+    session.tell(f"written: {page}, {page.with_suffix('.md')} and the folder {page.with_suffix('')}")
+    facts = {**report.facts, "page": os.fspath(page), "markdown": os.fspath(page.with_suffix(".md"))}
+    session.answer({**facts, "folder": os.fspath(page.with_suffix(""))}, [page])

@@ -1,0 +1,1 @@
+"""``guide report``: runs as one page that can be read, printed and cited."""

@@ -1,0 +1,135 @@
+"""The runs that a report is about: models, searches, evaluations and probes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from guidance.errors import InputError
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
+from pipelines.views.comparison import common_labels
+
+KINDS = ("model", "search", "evaluation", "probe")
+"""The kinds of artifacts that a report is about."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One run: how the user called it, and its artifact."""
+
+    label: str
+    artifact: Artifact
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self.artifact.manifest.get("config", {}))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs of a report, in the order in which they were given.
+
+    Attributes:
+        manifests: of every artifact that they were made from, by recipe, each after those that it was made from itself.
+        names: how the store calls artifacts, by recipe.
+    """
+
+    given: Sequence[Given]
+    store: Store
+    manifests: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, kind: str) -> list[Given]:
+        """Those of a kind."""
+        return [each for each in self.given if each.artifact.kind == kind]
+
+    def input_of(self, manifest: Mapping[str, Any], *roles: str) -> dict[str, Any] | None:
+        """The manifest of an input, the first of the roles that there is; None if it is no artifact, or is gone."""
+        for role in roles:
+            recipe = manifest.get("inputs", {}).get(role, {}).get("recipe")
+            if recipe in self.manifests:
+                return self.manifests[recipe]
+        return None
+
+    def name_of(self, manifest: Mapping[str, Any]) -> str:
+        """The name of an artifact, or else its kind and id."""
+        recipe = str(manifest["recipe"])
+        return self.names.get(recipe) or f"{manifest['kind']}/{recipe[:16]}"
+
+    def data_of(self, manifest: Mapping[str, Any]) -> str:
+        """What people call the data of a run: the name of its sequences or dataset, or of the corpus behind them."""
+        data = self.input_of(manifest, "sequences", "dataset", "corpus")
+        if data is None:
+            return "data that are not in this store"
+        corpus = self.input_of(data, "corpus")
+        is_named = data["recipe"] in self.names or corpus is None
+        return self.name_of(data if is_named or corpus is None else corpus)
+
+
+def open_all(references: Iterable[str], store: Store, stack: ExitStack) -> Runs:
+    """Open the runs of a report, and read what they were made from.
+
+    Raises:
+        ArtifactMissing: there is no such run, or it is not finished.
+        InputError: an artifact of another kind, or none at all.
+    """
+    given: dict[str, Given] = {}
+    for reference in references:
+        artifact = stack.enter_context(store.load(reference, verify=False))
+        if artifact.kind not in KINDS:
+            raise wrong_kind(reference, artifact.kind)
+        given.setdefault(artifact.recipe, Given(reference, artifact))
+    if not given:
+        raise InputError("no runs to report on", hint="guide report RUN…, such as the models of `guide pretrain`")
+    manifests: dict[str, dict[str, Any]] = {}
+    for each in given.values():
+        _add(each.artifact.manifest, store, manifests)
+    names = {name.recipe: name.name if name.version == 1 else str(name) for name in store.names()}
+    names |= {recipe: each.label for recipe, each in given.items()}
+    return Runs(list(given.values()), store, manifests, names)
+
+
+def wrong_kind(reference: str, kind: str) -> InputError:
+    """The error for an artifact that a report cannot be about."""
+    return InputError(
+        f"{reference} is of kind {kind}; a report is about models, searches, evaluations and probes",
+        hint=f"`guide lineage {reference}` shows what it was made from",
+    )
+
+
+def _add(manifest: dict[str, Any], store: Store, found: dict[str, dict[str, Any]]) -> None:
+    """Add the manifests of an artifact and of what it was made from; runs that a search made itself are left out."""
+    recipe = str(manifest["recipe"])
+    if recipe in found:
+        return
+    for role, source in manifest.get("inputs", {}).items():
+        if "recipe" not in source or is_made_by_search(manifest, role):
+            continue
+        with contextlib.suppress(InputError), store.open(store.folder(source["kind"], source["recipe"])) as parent:
+            _add(parent.manifest, store, found)
+    found[recipe] = manifest
+
+
+def is_made_by_search(manifest: Mapping[str, Any], role: str) -> bool:
+    """Whether an input of a search is one of the runs that it made."""
+    return bool(manifest["kind"] == "search" and role.split("-")[0] in ("model", "evaluation"))
+
+
+def grouped(given: Sequence[Given], key: Callable[[Given], Any]) -> dict[str, list[Given]]:
+    """Runs by a key, in the order of their first ones; a group is called by what the labels of its runs share."""
+    members: dict[str, list[Given]] = {}
+    for each in given:
+        members.setdefault(digest(key(each)), []).append(each)
+    labels = common_labels([[each.label for each in group] for group in members.values()])
+    return dict(zip(labels, members.values(), strict=True))
+
+
+def without_seed(manifest: Mapping[str, Any]) -> list[Any]:
+    """What two runs share that differ only in their seed: settings, and the content of inputs."""
+    config = {name: value for name, value in manifest.get("config", {}).items() if name != "seed"}
+    return [manifest.get("stage"), config, {role: each["content"] for role, each in manifest["inputs"].items()}]

@@ -1,0 +1,154 @@
+"""Makes the report of some runs, and writes its page and the files beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from guidance.errors import InputError, counted
+from pipelines import papers
+from pipelines.progress import Progress
+from pipelines.report import attention, methods, origin, published, results, training
+from pipelines.report.blocks import Block, Grid, Prose, Report, Section, as_markdown
+from pipelines.report.given import KINDS, Runs, open_all, wrong_kind
+from pipelines.report.page import as_html
+from pipelines.report.published import Ours
+from pipelines.storage.files import write_file
+from pipelines.storage.store import Store
+from pipelines.views import comparison_tables
+from pipelines.views.comparison import Comparison
+from pipelines.views.evaluations import Tested
+from pipelines.views.tested_tables import as_json, tested_tables
+
+
+def check(references: Sequence[str], store: Store, paper: str | None) -> None:
+    """Raises what `make` would, as far as it can be said without reading results; ``dry:KIND`` stands for a run to come."""
+    if paper:
+        papers.table(paper)
+    for kind in (reference.removeprefix("dry:") for reference in references if reference.startswith("dry:")):
+        if kind not in KINDS:
+            raise wrong_kind(f"dry:{kind}", kind)
+    if there := [reference for reference in references if not reference.startswith("dry:")]:
+        with ExitStack() as stack:
+            open_all(there, store, stack)
+
+
+def make(
+    references: Sequence[str],
+    store: Store,
+    *,
+    paper: str | None = None,
+    text: str | None = None,
+    title: str = "",
+    progress: Progress | None = None,
+) -> tuple[Report, dict[str, bytes]]:
+    """The report of some runs, and the plans that its commands read, by file name.
+
+    Args:
+        references: names, ids or paths of models, searches, evaluations and probes.
+        paper: a table whose numbers stand beside ours, such as ``a-table3``.
+        text: what the models read for pictures of their attention.
+
+    Raises:
+        ArtifactMissing: there is no such run, or it is not finished.
+        InputError: an artifact of another kind.
+        UnknownName: there is no such table.
+    """
+    table = papers.table(paper) if paper else None
+    with ExitStack() as stack:
+        runs = open_all(references, store, stack)
+        notes: list[str] = []
+        compared = training.compared(runs, progress, notes)
+        of_training = [training.tests_of(comparison) for _, comparison in compared]
+        parts = [*results.evaluations(runs), *results.searches(runs)]
+        tests = [
+            *(tested for each in of_training for tested in each),
+            *(tested for _, _, own, _ in parts for tested in own),
+        ]
+        sections: list[Section] = [origin.lineage(runs)]
+        if table is not None:
+            sections.append(published.section(table, _ours(runs, compared, parts)))
+        sections += _training(compared, of_training)
+        sections += [section for _, section, _, _ in parts]
+        if (shown := attention.section(runs, text, notes)) is not None:
+            sections.append(shown)
+        sections += results.probes(runs)
+        commands, plans = origin.redo(runs)
+        about = methods.section(runs, [comparison for _, comparison in compared], tests, table)
+        sections += [origin.cost(runs), commands, about]
+        if len(runs.given) == 1:
+            notes.insert(0, f"{runs.given[0].label} is the only run, so it is compared with nothing")
+        blocks: list[Block] = [
+            *sections[0].blocks,
+            *(Prose(f"{note[:1].upper()}{note[1:]}.", note=True) for note in notes),
+        ]
+        sections[0] = Section(sections[0].name, sections[0].title, blocks)
+        facts: dict[str, Any] = {
+            "runs": [{"run": each.label, "artifact": each.artifact.reference} for each in runs.given],
+            "paper": paper,
+            "training": [comparison_tables.as_json(comparison) for _, comparison in compared],
+            "comparisons": [as_json(tested) for tested in tests],
+            "notes": notes,
+        }
+        return Report(title or _title(runs, table), _lead(runs), sections, facts), plans
+
+
+def _title(runs: Runs, table: papers.PaperTable | None) -> str:
+    if table is not None:
+        return f"{table.source}: {table.shows}"
+    labels = [each.label for each in runs.given]
+    return ", ".join(labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")
+
+
+def _lead(runs: Runs) -> str:
+    numbers = [
+        counted(len(runs.of(kind)), kind, f"{kind}es" if kind == "search" else "")
+        for kind in ("model", "search", "evaluation", "probe")
+        if runs.of(kind)
+    ]
+    last = max(str(each.artifact.manifest.get("created", "")) for each in runs.given)[:10]
+    return f"{', '.join(numbers)}" + (f"; the last of them was made on {last}." if last else ".")
+
+
+def _training(
+    compared: Sequence[tuple[training.Family, Comparison]], tests: Sequence[Sequence[Tested]]
+) -> list[Section]:
+    """The sections of training, each with its tests after its tables."""
+    found = []
+    for section, own in zip(training.sections(compared), tests, strict=True):
+        label = {each: each for tested in own for each in (tested.baseline, tested.other)}
+        grids = [Grid(f"{section.name}-test-{n}", each) for n, each in enumerate(tested_tables(own, label), 1)]
+        found.append(Section(section.name, section.title, [*section.blocks[:-1], *grids, section.blocks[-1]]))
+    return found
+
+
+def _ours(runs: Runs, compared: Sequence[tuple[training.Family, Comparison]], parts: Sequence[Any]) -> list[Ours]:
+    """Our figures, for the table of a paper."""
+    sizes = {each.label: methods.size_of(each) for each in runs.of("model")}
+    given = {each.label: each for each in runs.given}
+    found: list[Ours] = []
+    for family, comparison in compared:
+        data = runs.data_of(given[family.curves[0].label].artifact.manifest)
+        found += published.of_training(comparison, data, sizes)
+    for part, _, tests, scored in parts:
+        found += published.of_scores(scored, tests, runs.data_of(part[0].artifact.manifest))
+    return found
+
+
+def write(report: Report, plans: dict[str, bytes], folder: Path, name: str) -> Path:
+    """Write ``NAME.html``, ``NAME.md`` and the folder ``NAME`` of the files beside them; returns the path of the page.
+
+    Raises:
+        InputError: ``folder`` is a file.
+        MachineError: a file cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{str(folder)!r} is a file, not a folder", hint="--out FOLDER")
+    for file, content in (*report.files(), *plans.items()):
+        write_file(folder / name / file, content)
+    write_file(folder / f"{name}.md", as_markdown(report, name).encode())
+    page = folder / f"{name}.html"
+    write_file(page, as_html(report).encode())
+    return page

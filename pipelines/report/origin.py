@@ -1,0 +1,316 @@
+"""Where runs come from: their lineage as a picture, what they cost, and the commands that make them again."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
+
+from pipelines.drawing import figure_of, letters_of_all_scripts, printed
+from pipelines.engine.declaration import take_of
+from pipelines.engine.stage import is_internal
+from pipelines.report.blocks import Block, Grid, Listing, Picture, Prose, Section
+from pipelines.report.given import Runs, is_made_by_search
+from pipelines.stages import find
+from pipelines.storage.manifest import digest
+from pipelines.views.comparison import common_labels
+from pipelines.views.comparison_tables import Table
+
+OTHER_STAGES = {"evaluate": "pipelines.stages.evaluate:STAGE", "search": "pipelines.stages.search:STAGE"}
+"""Stages whose commands are written by hand."""
+
+BOX, MOST_BOXES = 1.65, 6
+"""The width of a box in inches, and how many stand beside each other; further ones go below."""
+
+
+# lineage
+
+
+@dataclass(frozen=True)
+class Node:
+    """One box: artifacts that differ only in their seeds, or files.
+
+    Attributes:
+        parents: the keys of the boxes that it was made from.
+    """
+
+    title: str
+    lines: Sequence[str]
+    parents: Sequence[str]
+
+
+def nodes_of(runs: Runs) -> dict[str, Node]:
+    """The boxes of the lineage, each after those that it was made from."""
+    key_of: dict[str, str] = {}
+    members: dict[str, list[dict[str, Any]]] = {}
+    parents: dict[str, list[str]] = {}
+    nodes: dict[str, Node] = {}
+    for recipe, manifest in runs.manifests.items():
+        own = []
+        for role, source in manifest.get("inputs", {}).items():
+            if is_made_by_search(manifest, role) or source.get("kind") in ("plan", "packages"):
+                continue
+            own.append(key_of.get(source.get("recipe", ""), "") or _files(source, nodes))
+        config = {name: value for name, value in manifest.get("config", {}).items() if name not in ("seed", "name")}
+        plan = manifest.get("inputs", {}).get("plan", {}).get("content")
+        key = key_of[recipe] = digest([manifest["stage"], config, plan, sorted(set(own))])
+        members.setdefault(key, []).append(manifest)
+        parents.setdefault(key, list(dict.fromkeys(own)))
+    for key, made in members.items():
+        names = [runs.name_of(manifest) for manifest in made]
+        title = common_labels([names])[0] if len(names) > 1 else names[0]
+        nodes[key] = Node(title, _lines(made), parents[key])
+    return nodes
+
+
+def _files(source: Mapping[str, Any], nodes: dict[str, Node]) -> str:
+    """The key of the box of an input that is no artifact of this store."""
+    key = digest(dict(source))
+    names = ", ".join(str(name) for name in source.get("first", [])[:3])
+    more = f" and {source['count'] - 3:,} more" if source.get("count", 0) > 3 else ""
+    gone = f"{str(source['recipe'])[:16]}, not in this store" if "recipe" in source else ""
+    nodes.setdefault(key, Node(f"{source.get('kind', 'input')}", [names + more or gone], []))
+    return key
+
+
+def _lines(made: Sequence[Mapping[str, Any]]) -> list[str]:
+    seeds = [manifest["config"].get("seed") for manifest in made]
+    lines = [str(made[0]["stage"]) + (f", seeds {', '.join(map(str, seeds))}" if len(made) > 1 else "")]
+    config, counts = made[0].get("config", {}), made[0].get("counts", {})
+    if plan := config.get("plan"):
+        lines.append(f"plan {', '.join(plan) if isinstance(plan, list) else plan}")
+    facts = {
+        name: counts.get(name) for name in ("steps", "parameters", "documents", "sentences", "tokens", "vocabulary")
+    }
+    known = [f"{value:,} {name}" for name, value in facts.items() if type(value) is int]
+    return [*lines, *known[:2]]
+
+
+def lineage_picture(runs: Runs) -> Picture:
+    """What was made from what, from the files at the top to the runs at the bottom."""
+    nodes = nodes_of(runs)
+    depth: dict[str, int] = {}
+
+    def level(key: str) -> int:
+        if key not in depth:
+            depth[key] = 1 + max((level(parent) for parent in nodes[key].parents), default=-1)
+        return depth[key]
+
+    rows: list[list[str]] = []
+    for number in range(1 + max(map(level, nodes))):
+        keys = [key for key in nodes if depth[key] == number]
+        rows += [keys[start : start + MOST_BOXES] for start in range(0, len(keys), MOST_BOXES)]
+    texts = {key: _text(node) for key, node in nodes.items()}
+    heights = [0.28 + 0.145 * max(texts[key].count("\n") + 1 for key in row) for row in rows]
+    gap, wide = 0.4, max(map(len, rows))
+    width, height = wide * (BOX + 0.2), sum(heights) + gap * (len(rows) - 1) + 0.1
+    drawn = [_drawn(rows, nodes, texts, heights, gap, width, height, form) for form in ("svg", "pdf")]
+    caption = "What was made from what. Runs that differ only in their seed share a box."
+    ends = [node.title for key, node in nodes.items() if not any(key in other.parents for other in nodes.values())]
+    says = f"{caption} At the end: {', '.join(ends)}."
+    return Picture("lineage", caption, says, drawn[0], drawn[1])
+
+
+def _text(node: Node) -> str:
+    lines = [line for text in (node.title, *node.lines) if text for line in textwrap.wrap(text, 26)]
+    return "\n".join(lines)
+
+
+def _drawn(
+    rows: Sequence[Sequence[str]],
+    nodes: Mapping[str, Node],
+    texts: Mapping[str, str],
+    heights: Sequence[float],
+    gap: float,
+    width: float,
+    height: float,
+    form: str,
+) -> bytes:
+    from matplotlib.patches import Rectangle
+
+    with letters_of_all_scripts():
+        figure, ((axes,),) = figure_of(width, height)
+        figure.set_layout_engine("none")
+        axes.set_position((0, 0, 1, 1))
+        axes.set_xlim(0, width)
+        axes.set_ylim(height, 0)
+        axes.set_axis_off()
+        place: dict[str, tuple[float, float, float]] = {}
+        top = 0.05
+        for row, tall in zip(rows, heights, strict=True):
+            step = width / len(row)
+            for number, key in enumerate(row):
+                place[key] = (step * (number + 0.5), top, tall)
+            top += tall + gap
+        for key, node in nodes.items():
+            for parent in node.parents:
+                (x, y, tall), (to_x, to_y, _) = place[parent], place[key]
+                arrow = {"arrowstyle": "-|>", "color": "#7a7a7a", "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
+                axes.annotate("", (to_x, to_y), (x, y + tall), arrowprops=arrow)
+        for key, (x, y, tall) in place.items():
+            face = "#e8eef8" if nodes[key].parents else "#f4f4f4"
+            axes.add_patch(Rectangle((x - BOX / 2, y), BOX, tall, facecolor=face, edgecolor="#4a4a4a", linewidth=0.8))
+            axes.text(x, y + tall / 2, texts[key], ha="center", va="center", fontsize=7.5, parse_math=False)
+        return printed(figure, form)
+
+
+def lineage(runs: Runs) -> Section:
+    """What was run on what."""
+    cells = []
+    for each in runs.given:
+        config, counts = each.config, each.artifact.counts
+        what = str(config.get("objective") or config.get("task") or counts.get("task") or counts.get("probe") or "")
+        plan = config.get("plan")
+        plans = ", ".join(plan) if isinstance(plan, list) else str(plan or "")
+        seed = config.get("seed")
+        about = [
+            each.artifact.manifest["stage"],
+            what,
+            runs.data_of(each.artifact.manifest),
+            plans or "–",
+            "–" if seed is None else str(seed),
+        ]
+        cells.append([each.label, each.artifact.reference, *map(str, about)])
+    titles = ["run", "artifact", "stage", "of", "data", "plan", "seed"]
+    blocks: list[Block] = [Grid("runs", Table("the runs of this report", titles, cells)), lineage_picture(runs)]
+    sources = dict.fromkeys(
+        f"{' '.join(str(entry.get('source') or 'unnamed source').split())} ({entry.get('license') or 'licence not stated'})"
+        for each in runs.given
+        for entry in each.artifact.provenance
+    )
+    if sources:
+        blocks.append(Prose(f"Sources of data and weights: {'; '.join(sources)}."))
+    return Section("runs", "What was run on what", blocks)
+
+
+# cost
+
+
+def cost(runs: Runs) -> Section:
+    """Seconds, device and size of every run, and the seconds of all that they were made from."""
+    cells = []
+    for each in runs.given:
+        manifest, counts = each.artifact.manifest, each.artifact.counts
+        memory = next((counts[name] for name in counts if "memory" in name and type(counts[name]) is int), None)
+        facts = [
+            f"{manifest.get('seconds', 0):,.1f}",
+            *(f"{counts[name]:,}" if type(counts.get(name)) is int else "–" for name in ("steps", "parameters")),
+            *(str(counts.get(name, "–")) for name in ("device", "precision", "processes")),
+            f"{memory / 2**20:,.0f}" if memory is not None else "not recorded",
+            f"{each.artifact.size / 1e6:,.1f}",
+        ]
+        cells.append([each.label, *facts])
+    titles = ["run", "seconds", "steps", "parameters", "device", "precision", "processes", "memory, MiB", "on disk, MB"]
+    own = {each.artifact.recipe for each in runs.given}
+    others = [manifest for recipe, manifest in runs.manifests.items() if recipe not in own]
+    total, before = (sum(float(each.get("seconds") or 0) for each in of) for of in (runs.manifests.values(), others))
+    said = (
+        f"All of it took {total:,.1f} seconds, {before:,.1f} of them to make what these runs read. Seconds are those of the machine that "
+        "made them, whatever else it did."
+    )
+    versions = {
+        name: version for each in runs.given for name, version in each.artifact.manifest.get("packages", {}).items()
+    }
+    used = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    blocks: list[Block] = [Grid("cost", Table("cost of each run", titles, cells)), Prose(said)]
+    return Section("cost", "Cost", [*blocks, *([Prose(f"Packages: {used}.")] if used else [])])
+
+
+# commands
+
+
+def redo(runs: Runs) -> tuple[Section, dict[str, bytes]]:
+    """The commands that make all runs again, and the plans that they read, by file name."""
+    plans: dict[str, bytes] = {}
+    text = "\n".join(
+        [
+            "#!/bin/sh",
+            "# Makes the runs of this report again; what exists is not made twice.",
+            "set -e",
+            *commands(runs, plans),
+        ]
+    )
+    said = (
+        "Each command prints the artifact that it made, which the next ones read. Artifacts that exist already are not made again. "
+        "Paths of files are as they were given; the manifests of artifacts have their digests."
+    )
+    listing = Listing("commands.sh", text + "\n")
+    return Section("commands", "The commands to redo it", [Prose(said), listing]), plans
+
+
+def commands(runs: Runs, plans: dict[str, bytes]) -> Iterator[str]:
+    """A line for each artifact, after those of what it was made from; plans that are files are added to ``plans``."""
+    variables: dict[str, str] = {}
+    known = {each.artifact.recipe: each for each in runs.given}
+    for recipe, manifest in runs.manifests.items():
+        stage = find(manifest["stage"])
+        if stage is None and manifest["stage"] in OTHER_STAGES:
+            stage = resolve_name(OTHER_STAGES[manifest["stage"]])
+        if stage is None:
+            continue  # made on the way by another command
+        kind = manifest["kind"].replace("-", "_")
+        variable = f"{kind}_{1 + sum(each.rpartition('_')[0] == kind for each in variables.values())}"
+        plan = (
+            known[recipe].artifact.read("plan.toml")
+            if recipe in known and "plan.toml" in known[recipe].artifact.files
+            else b""
+        )
+        words = [
+            "guide",
+            stage.command.name if stage.command else stage.name,
+            *_words(stage, manifest, variables, plan, plans),
+        ]
+        name = runs.names.get(recipe, "")
+        if name and "/" not in name:
+            words += ["--name", shlex.quote(name.partition("@")[0])]
+        variables[recipe] = variable
+        yield f"{variable}=$({' '.join(words)})"
+
+
+def _words(
+    stage: Any, manifest: Mapping[str, Any], variables: Mapping[str, str], plan: bytes, plans: dict[str, bytes]
+) -> Iterator[str]:
+    """The arguments and flags of a command."""
+    inputs, config = manifest.get("inputs", {}), manifest.get("config", {})
+    used: set[str] = set()
+    takes = stage.takes or {"dataset": None}
+    for role, take in takes.items():
+        stored = [name for name in inputs if name == role or name.startswith(f"{role}-")]
+        stored = stored or [name for name in ("dataset", "sequences", "corpus", "files", "text") if name in inputs][:1]
+        for name in [name for name in stored if name not in used]:
+            used.add(name)
+            flag = f"--{(take.flag or role).replace('_', '-')} " if take is not None and take.option else ""
+            for word in _input(inputs[name], variables):
+                yield flag + word
+    for name, field in stage.config.model_fields.items():
+        value = config.get(name)
+        if name not in config or value == field.get_default(call_default_factory=True) or is_internal(field):
+            continue
+        values = [str(each) for each in (value if isinstance(value, list) else [value]) if each != ""]
+        if not values:
+            continue
+        flag = str((field.json_schema_extra or {}).get("flag", name.replace("_", "-")))
+        source = inputs.get(name)
+        if source is not None and (take_of(field) or source.get("recipe") in variables):
+            for word in _input(source, variables) if source.get("recipe") in variables else [shlex.quote(str(value))]:
+                yield f"--{flag} {word}"
+        elif name == "plan" and plan and not all(each.startswith("preset:") for each in values):
+            file = f"plans/{digest(plan.decode())[:8]}.toml"
+            plans[file] = plan
+            yield f"--{flag} {file}"
+        elif isinstance(value, bool):
+            yield f"--{'' if value else 'no-'}{flag}"
+        else:
+            yield from (f"--{flag} {shlex.quote(each)}" for each in values)
+
+
+def _input(source: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[str]:
+    if source.get("recipe") in variables:
+        yield f'"${variables[source["recipe"]]}"'
+    elif "recipe" in source:
+        yield f"{source.get('kind')}/{str(source['recipe'])[:16]}"
+    else:
+        yield from (shlex.quote(str(name)) for name in source.get("first", []))

@@ -1,0 +1,282 @@
+"""The sections of a report about evaluations, searches and probes."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from guidance.errors import GuideError
+from pipelines.lazy import pq
+from pipelines.metrics.significance import holm, paired_t
+from pipelines.probing.heads import COLUMNS, heads_map, heads_of
+from pipelines.report.blocks import Block, Grid, Picture, Prose, Section, file_name
+from pipelines.report.given import Given, Runs, grouped, without_seed
+from pipelines.views.comparison_tables import Table
+from pipelines.views.evaluations import Tested, compare_evaluations
+from pipelines.views.figures import Summary
+from pipelines.views.findings import findings_of
+from pipelines.views.searches import compare_searches, equal_scores
+from pipelines.views.tested_tables import reached_tables, tested_tables
+
+MOST_MAPS = 6
+"""Maps of one probe; its tables have all figures."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Metrics of several seeds of one model, or of one search.
+
+    Attributes:
+        label: of the group.
+        seeds: of its members; None where a seed is not known.
+        metrics: each metric with its values, in the order of ``seeds``.
+    """
+
+    label: str
+    seeds: Sequence[int | None]
+    metrics: Mapping[str, Sequence[float | None]]
+
+    def summary(self, metric: str) -> Summary:
+        """Mean and sample standard deviation over seeds."""
+        return Summary.of(self.metrics.get(metric, [None] * len(self.seeds)))
+
+
+# evaluations
+
+
+def evaluation_parts(runs: Runs) -> Iterator[tuple[list[Given], list[Scored]]]:
+    """Evaluations of the same task on the same data, and the metrics of each model over its seeds."""
+
+    def data_of(each: Given) -> Any:
+        inputs = each.artifact.manifest["inputs"]
+        data = next((inputs[role]["content"] for role in ("sequences", "corpus", "data") if role in inputs), "")
+        return [each.artifact.counts.get("task"), data, each.config.get("split"), each.config.get("weights")]
+
+    for part in grouped(runs.of("evaluation"), data_of).values():
+        yield (
+            part,
+            [_scored(label, group, runs) for label, group in grouped(part, lambda each: _model(each, runs)).items()],
+        )
+
+
+def _model(each: Given, runs: Runs) -> Any:
+    """What the models of two evaluations share that differ only in the seed of training."""
+    model = runs.input_of(each.artifact.manifest, "model")
+    own = [each.config, each.artifact.manifest["inputs"].get("model", {}).get("content", each.label)]
+    return without_seed(model) if model else own
+
+
+def _scored(label: str, group: Sequence[Given], runs: Runs) -> Scored:
+    models = [runs.input_of(each.artifact.manifest, "model") for each in group]
+    metrics = [each.artifact.counts.get("metrics", {}) for each in group]
+    names = [name for name in metrics[0] if any(isinstance(one.get(name), int | float) for one in metrics)]
+    seeds = [model["config"].get("seed") if model else None for model in models]
+    return Scored(label, seeds, {name: [one.get(name) for one in metrics] for name in names})
+
+
+def metric_table(scored: Sequence[Scored], caption: str) -> Table:
+    """Means and sample standard deviations of all metrics, a model a row."""
+    names = list(dict.fromkeys(name for each in scored for name in each.metrics))
+    cells = [[each.label, str(len(each.seeds)), *(_mean(each.summary(name)) for name in names)] for each in scored]
+    return Table(caption, ["model", "n", *names], cells)
+
+
+def _mean(summary: Summary) -> str:
+    if summary.mean is None:
+        return "–"
+    return f"{summary.mean:.4f}" + ("" if summary.sd is None else f" ± {summary.sd:.4f}")
+
+
+def tests_over_seeds(scored: Sequence[Scored]) -> list[Tested]:
+    """A paired t-test of every metric of the first model and each other one, over the seeds that both have; at least two."""
+    base, tests = scored[0], list[Tested]()
+    for other in scored[1:]:
+        shared = [seed for seed in base.seeds if seed is not None and seed in other.seeds]
+        for metric in base.metrics if len(shared) > 1 else ():
+            if metric not in other.metrics:
+                continue
+            sides = [[each.metrics[metric][each.seeds.index(seed)] for seed in shared] for each in (base, other)]
+            if any(value is None for side in sides for value in side):
+                continue
+            first, second = ([float(value or 0.0) for value in side] for side in sides)
+            difference = paired_t([b - a for a, b in zip(first, second, strict=True)])
+            means = statistics.fmean(first), statistics.fmean(second)
+            tests.append(Tested(base.label, other.label, metric, *means, difference, unit="seeds"))
+    corrected = holm([tested.difference.p for tested in tests])
+    return [replace(tested, corrected=p) for tested, p in zip(tests, corrected, strict=True)]
+
+
+def tests_of_part(part: Sequence[Given], scored: Sequence[Scored], notes: list[str]) -> list[Tested]:
+    """The tests of a table of evaluations: over seeds where there are several, or else over examples."""
+    if any(len(each.seeds) > 1 for each in scored):
+        return tests_over_seeds(scored)
+    if len(part) < 2:
+        return []
+    try:
+        return compare_evaluations([each.artifact for each in part], [each.label for each in part])
+    except GuideError as error:
+        notes.append(f"{error.message}, so they are not tested")
+        return []
+
+
+def evaluations(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], list[Scored]]]:
+    """A section for each task and test set."""
+    for number, (part, scored) in enumerate(evaluation_parts(runs), 1):
+        task, split = part[0].artifact.counts.get("task"), part[0].config.get("split")
+        notes: list[str] = []
+        tests = tests_of_part(part, scored, notes)
+        on = f" of {runs.data_of(part[0].artifact.manifest)}"
+        several = "; means ± sample standard deviation over n seeds" if any(len(s.seeds) > 1 for s in scored) else ""
+        name = f"evaluation-{number}"
+        blocks: list[Block] = [
+            Grid(f"{name}-metrics", metric_table(scored, f"{task}, split {split}{on}{several}")),
+            *_tested(name, tests),
+            *(Prose(f"{note[:1].upper()}{note[1:]}.", note=True) for note in notes),
+        ]
+        yield part, Section(name, f"Evaluation: {task}, {split}", blocks), tests, scored
+
+
+def _tested(name: str, tests: Sequence[Tested]) -> list[Block]:
+    label = {each: each for tested in tests for each in (tested.baseline, tested.other)}
+    return [Grid(f"{name}-test-{n}", table) for n, table in enumerate(tested_tables(tests, label), 1)]
+
+
+# searches
+
+
+def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], list[Scored]]]:
+    """A section for each task and dataset: settings of every search, the chosen ones, and searches compared."""
+
+    def data_of(each: Given) -> Any:
+        dataset = next(iter(each.artifact.manifest["inputs"].values()))
+        return [each.artifact.counts.get("task"), dataset["content"]]
+
+    for number, part in enumerate(grouped(runs.of("search"), data_of).values(), 1):
+        name, notes, tests = f"search-{number}", list[str](), list[Tested]()
+        blocks: list[Block] = []
+        scored = []
+        for each in part:
+            rows = _rows(each)
+            blocks.append(Grid(f"{name}-{file_name(each.label)}-settings", _settings(each, rows)))
+            own = tests_of_settings(rows)
+            blocks += _tested(f"{name}-{file_name(each.label)}", own)
+            tests += own
+            scored.append(_chosen(each, rows))
+        if any(each.metrics for each in scored):
+            caption = "test metrics of the chosen settings; means ± sample standard deviation over seeds and folds"
+            blocks.append(Grid(f"{name}-metrics", metric_table(scored, caption)))
+        if len(part) > 1:
+            labels, artifacts = [each.label for each in part], [each.artifact for each in part]
+            try:
+                between = compare_searches(artifacts, labels)
+                reached = equal_scores(artifacts, labels)
+                tests += between
+                blocks += _tested(f"{name}-compared", between)
+                named = {label: label for label in labels}
+                blocks += [Grid(f"{name}-reached", table) for table in reached_tables(reached, named)]
+            except GuideError as error:
+                notes.append(error.message)
+        blocks += [Prose(f"{note[:1].upper()}{note[1:]}.", note=True) for note in notes]
+        yield part, Section(name, f"Search: {part[0].artifact.counts.get('task')}", blocks), tests, scored
+
+
+def _rows(each: Given) -> list[dict[str, Any]]:
+    with each.artifact.open("runs.parquet") as file:
+        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
+    return [{**row, "setting": row["setting"] or "the settings of the search"} for row in rows]
+
+
+def _measures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The measures that every run has: the validation by which settings were chosen, and tests if all were tested."""
+    names = ["valid", *(name for name in rows[0] if name.startswith("test/"))]
+    return [name for name in names if all(row.get(name) is not None for row in rows)]
+
+
+def _settings(each: Given, rows: Sequence[Mapping[str, Any]]) -> Table:
+    measures = _measures(rows)
+    cells = []
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        own = [row for row in rows if row["setting"] == setting]
+        values = [_mean(Summary.of(row[name] for row in own)) for name in measures]
+        cells.append([setting, str(len(own)), *values, f"{sum(bool(row['chosen']) for row in own)} of {len(own)}"])
+    select = each.artifact.counts.get("select", "loss")
+    caption = f"{each.label}: validation ({select}) by setting; means ± sample standard deviation over n runs"
+    return Table(caption, ["setting", "n", *measures, "chosen"], cells)
+
+
+def tests_of_settings(rows: Sequence[Mapping[str, Any]]) -> list[Tested]:
+    """Every setting of a search beside its first one: a paired t-test over runs of the same fold and seed."""
+    folds = len({row["fold"] for row in rows}) > 1
+    by_setting: dict[str, dict[Any, Mapping[str, Any]]] = {}
+    for row in rows:
+        key = (row.get("step"), row["fold"], row["seed"])
+        by_setting.setdefault(row["setting"], {})[key] = row
+    (base, before), *others = by_setting.items()
+    tests = []
+    for (other, after), metric in itertools.product(others, _measures(rows)):
+        shared = [key for key in before if key in after]
+        if len(shared) < 2 or len({key[0] for key in shared}) > 1:
+            continue
+        sides = [_by_unit({key: float(runs[key][metric]) for key in shared}, folds) for runs in (before, after)]
+        difference = paired_t([b - a for a, b in zip(*sides, strict=True)], shared_folds=folds)
+        means = statistics.fmean(sides[0]), statistics.fmean(sides[1])
+        tests.append(Tested(base, other, metric, *means, difference, unit="folds" if folds else "seeds"))
+    corrected = holm([tested.difference.p for tested in tests])
+    return [replace(tested, corrected=p) for tested, p in zip(tests, corrected, strict=True)]
+
+
+def _by_unit(values: Mapping[Any, float], folds: bool) -> list[float]:
+    """The value of each seed, or its mean over the seeds of each fold."""
+    units: dict[Any, list[float]] = {}
+    for (_, fold, seed), value in values.items():
+        units.setdefault(fold if folds else seed, []).append(value)
+    return [statistics.fmean(of_unit) for of_unit in units.values()]
+
+
+def _chosen(each: Given, rows: Sequence[Mapping[str, Any]]) -> Scored:
+    chosen = [row for row in rows if row["chosen"] and row.get("evaluation")]
+    names = [name for name in rows[0] if name.startswith("test/")]
+    metrics = {name.removeprefix("test/"): [row[name] for row in chosen] for name in names if chosen}
+    return Scored(each.label, [row["seed"] for row in chosen], metrics)
+
+
+# probes
+
+
+def probes(runs: Runs) -> Iterator[Section]:
+    """A section for each probe: its table, and a map of heads for each of its figures."""
+    for number, each in enumerate(runs.of("probe"), 1):
+        name, model = f"probe-{number}", runs.input_of(each.artifact.manifest, "model")
+        of = runs.name_of(model) if model else each.label
+        kind = str(each.artifact.counts.get("probe", "probe"))
+        blocks: list[Block] = []
+        if (table := findings_of(each.artifact)) is not None:
+            cells = [list(row) for row in table.rows]
+            if table.titles:
+                blocks.append(Grid(f"{name}-findings", Table(f"probe {kind} of {of}", list(table.titles), cells)))
+            blocks += [Prose(f"{note[:1].upper()}{note[1:]}.") for note in table.notes]
+        if "heads.parquet" in each.artifact.files:
+            blocks += _maps(name, kind, of, heads_of(each.artifact))
+        yield Section(name, f"Probe: {kind} of {of}", blocks)
+
+
+def _maps(name: str, kind: str, of: str, rows: Sequence[Mapping[str, Any]]) -> Iterable[Picture]:
+    """Maps of the figures of heads; of many those with the highest values."""
+    figures = [key for key in rows[0] if key not in COLUMNS and any(row[key] is not None for row in rows)]
+    if kind == "importance":
+        figures = ["score"]  # the raw importance differs from it only in its scale
+    ranked = sorted(figures, key=lambda key: -max(row[key] for row in rows if row[key] is not None))[:MOST_MAPS]
+    for figure in [key for key in figures if key in ranked]:
+        values = [row[figure] for row in rows if row[figure] is not None]
+        is_share = kind in ("importance", "relevance") and min(values) >= 0 and max(values) <= 1
+        label = f"{figure}, %" if is_share else figure
+        drawn = [
+            heads_map(rows, figure, title=f"{kind}: {figure}\n{of}", label=label, hundredths=is_share, form=form)
+            for form in ("svg", "pdf")
+        ]
+        best = max((row for row in rows if row[figure] is not None), key=lambda row: row[figure])
+        caption = f"{kind} of the heads of {of}: {figure}. Highest: layer {best['layer']}, head {best['head']}, {best[figure]:.3f}."
+        yield Picture(f"{name}-{file_name(figure)}", caption, caption, drawn[0], drawn[1])

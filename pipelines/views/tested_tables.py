@@ -1,0 +1,54 @@
+"""Comparisons of evaluations and of searches as tables for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.views.comparison_tables import Table
+from pipelines.views.evaluations import Tested
+from pipelines.views.searches import Reached
+
+
+def tested_tables(tests: Sequence[Tested], label: Mapping[str, str]) -> list[Table]:
+    """A table for each pair of the baseline and another one, a metric a row.
+
+    Args:
+        label: how people call each of them.
+    """
+    tables = []
+    for (baseline, other), of_pair in itertools.groupby(tests, lambda tested: (tested.baseline, tested.other)):
+        rows = []
+        for tested in of_pair:
+            difference = tested.difference
+            values = [f"{tested.first:.4f}", f"{tested.second:.4f}", f"{difference.effect:+.4f}"]
+            interval = "" if math.isnan(difference.low) else f"{difference.low:+.4f} to {difference.high:+.4f}"
+            test = f"{difference.test}, {difference.n:,} {tested.unit}"
+            rows.append([tested.metric, *values, interval, f"{difference.p:.4f}", f"{tested.corrected:.4f}", test])
+        sides = (label[baseline], label[other])
+        titles = ["metric", *sides, "difference", "95 % interval", "p", "corrected p", "test"]
+        tables.append(Table(f"{sides[1]} compared with {sides[0]}", titles, rows))
+    return tables
+
+
+def reached_tables(reached: Sequence[Reached], label: Mapping[str, str]) -> list[Table]:
+    """When searches along pre-training have the last score of the baseline; no table if there are none."""
+    titles = ["metric", "baseline", "other", "last score", "steps to it", "of", "seconds to it", "of"]
+    rows = []
+    for each in reached:
+        steps, seconds = ("never" if when is None else f"{when:,.0f}" for when in (each.steps, each.seconds))
+        of = [f"{each.score:.4f}", steps, f"{each.all_steps:,}", seconds, f"{each.all_seconds:,.0f}"]
+        rows.append([each.metric, label[each.baseline], label[each.other], *of])
+    return [Table("steps and seconds to the last score of the baseline", titles, rows)] if rows else []
+
+
+def as_json(tested: Tested) -> dict[str, Any]:
+    """A comparison in JSON's types; a number that its test does not give, such as an interval of McNemar's, is null."""
+    difference = {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in vars(tested.difference).items()
+    }
+    corrected = None if math.isnan(tested.corrected) else tested.corrected
+    return {**vars(tested), "difference": difference, "corrected": corrected}

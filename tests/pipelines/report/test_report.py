@@ -1,0 +1,322 @@
+"""Reports: their figures are those of `guide compare`, pages are well formed, escaped and load nothing, bytes are equal twice."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from guidance.errors import InputError
+from pipelines.metrics.significance import holm, paired_t
+from pipelines.report import make, results, training
+from pipelines.report.blocks import Grid, Picture, Report, as_latex, as_markdown
+from pipelines.report.page import as_html
+from pipelines.stages import probe_importance
+from pipelines.stages.search import run_schema
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
+from pipelines.views import comparison, comparison_tables
+from pipelines.views.comparison_tables import Table
+from tests import runs, trainings
+from tests.trainings import one_thread  # noqa: F401
+
+Guide = Callable[..., SimpleNamespace]
+UNSAFE = "<b>&\"'</b>"
+
+
+def losses(start: float, seed: int) -> list[float]:
+    return [start - 0.1 * step - 0.01 * seed**2 for step in range(8)]
+
+
+def four_runs(store: Store) -> list[str]:
+    """Two plans with two seeds each; guided runs are lower by 0.5 and 0.6 at every step."""
+    names = []
+    for plan, gain in (("plain", 0.0), ("guided", 0.5)):
+        for seed in (0, 1):
+            rows = runs.metrics(
+                losses(5 - gain - 0.1 * seed * bool(gain), seed), more={"valid/mlm": {8: 4 - gain - 0.02 * seed}}
+            )
+            made = runs.finished(store, rows, seed=seed, plan=plan, counts={"steps": 8, "parameters": 1234})
+            store.add_name(f"{plan}-{seed}", made)
+            names.append(f"{plan}-{seed}")
+    return names
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def names(store: Store) -> list[str]:
+    return four_runs(store)
+
+
+@pytest.fixture(scope="module")
+def report(store: Store, names: list[str]) -> Report:
+    return make.make(names, store, paper="a-table3", title=UNSAFE)[0]
+
+
+def grid(report: Report, name: str) -> Table:
+    blocks = (block for section in report.sections for block in section.blocks)
+    return next(block.table for block in blocks if isinstance(block, Grid) and block.name == name)
+
+
+def test_the_tables_of_training_are_those_of_compare(store: Store, names: list[str], report: Report) -> None:
+    expected = comparison_tables.tables(comparison.run(names, store, group=True))
+    assert [grid(report, f"training-{table.name}") for table in expected] == expected
+
+
+def test_differences_of_losses_are_tested_over_seeds_and_corrected_for_their_number(report: Report) -> None:
+    found = grid(report, "training-test-1")
+    tests = {"mean training loss": [-0.5, -0.6], "final training loss": [-0.5, -0.6], "validation loss": [-0.5, -0.5]}
+    del tests["validation loss"]  # equal differences have no p-value
+    corrected = holm([paired_t(values).p for values in tests.values()])
+    assert [row[0] for row in found.cells] == list(tests)
+    for row, values, p in zip(found.cells, tests.values(), corrected, strict=True):
+        assert row[3] == f"{sum(values) / 2:+.4f}"
+        assert row[5:7] == [f"{paired_t(values).p:.4f}", f"{p:.4f}"]
+
+
+def test_the_numbers_of_the_paper_stand_beside_ours_with_their_gains(report: Report) -> None:
+    beside, gains = grid(report, "paper-beside-ours"), grid(report, "paper-gains")
+    assert ["paper", "RoBERTa-16-MLM", "English", "6.40", "7.28", "6.67"] in beside.cells
+    ours = {row[1]: row for row in beside.cells if row[0] == "ours"}
+    assert ours["plain-*"][4] == "3.990 ± 0.014"
+    assert "1,234 parameters" in ours["plain-*"][2]
+    assert ["paper", "RoBERTa-16-MLM", "RoBERTa-16-AG", "English", "-4.59", "-4.82", "-4.43"] in gains.cells
+    final = next(row for row in gains.cells if row[0] == "ours")
+    assert final[4].startswith("-0.550 ± 0.071 (p ")
+
+
+def test_without_a_figure_of_the_table_the_report_says_so(store: Store, names: list[str]) -> None:
+    page = as_html(make.make(names[:1], store, paper="b-table3")[0])
+    assert "None of these runs has a figure of this table, which measures accuracy" in page
+    assert "is the only run, so it is compared with nothing" in page
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed in order, and collects addresses."""
+
+    EMPTY = ("meta", "img", "br")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "link", "iframe", "b", "object")
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_escaped_and_loads_nothing(report: Report) -> None:
+    page = as_html(report)
+    parsed = Page(page)
+    assert all(address.startswith(("#", "data:image/svg+xml;base64,")) for address in parsed.addresses)
+    assert {address[1:] for address in parsed.addresses if address.startswith("#")} <= set(parsed.ids)
+    assert len(set(parsed.ids)) == len(parsed.ids)
+    assert UNSAFE not in page
+    assert "<h1>&lt;b&gt;&amp;&quot;&#x27;&lt;/b&gt;</h1>" in page
+    assert not re.search(r"url\(|@import|https?://", page)
+    pictures = [base64.b64decode(a.partition(",")[2]) for a in parsed.addresses if a.startswith("data:")]
+    assert len(pictures) == 2
+    assert not any(re.search(rb'(?:href|src)="(?!#|data:)', picture) for picture in pictures)
+
+
+def test_a_folder_with_signs_of_html_in_its_name_stays_a_name(store: Store, names: list[str], tmp_path: Path) -> None:
+    from pipelines.storage import transfer
+
+    folder = tmp_path / "<b>&"
+    with store.load(names[0]) as artifact:
+        transfer.export(artifact, folder)
+    made = make.make([str(folder)], store)[0]
+    page = as_html(made)
+    Page(page)
+    assert "<b>&" not in page
+    assert "&lt;b&gt;&amp;" in page
+    assert "\\<b\\>\\&" in as_markdown(made, "x")
+
+
+def test_the_same_runs_give_the_same_bytes(store: Store, names: list[str], report: Report, tmp_path: Path) -> None:
+    again, plans = make.make(names, store, paper="a-table3", title=UNSAFE)
+    for folder, one in ((tmp_path / "one", report), (tmp_path / "two", again)):
+        make.write(one, plans, folder, "r")
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
+    assert {str(file) for file in files} >= {
+        "r.html",
+        "r.md",
+        "r/commands.sh",
+        "r/references.bib",
+        "r/figures/training-curves.pdf",
+    }
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+
+
+def test_tables_are_csv_and_latex_beside_the_page(report: Report) -> None:
+    files = dict(report.files())
+    table = grid(report, "training-losses")
+    assert list(csv.reader(io.StringIO(files["tables/training-losses.csv"].decode()))) == [table.titles, *table.cells]
+    tex = as_latex(Table("a_b & 100 %", ["run", "n"], [["plain-* ± 1", "<0.001"]]), "t")
+    assert r"\caption{a\_b \& 100 \%}" in tex
+    assert r"plain-* $\pm$ 1 & $<$0.001 \\" in tex
+    for name in ("lineage", "training-curves"):
+        assert files[f"figures/{name}.svg"].startswith(b"<?xml")
+        assert files[f"figures/{name}.pdf"].startswith(b"%PDF")
+
+
+def test_runs_are_compared_with_a_baseline_of_their_own_size_where_plans_were_crossed_with_sizes(store: Store) -> None:
+    given = []
+    for layers in (2, 4):
+        for plan in ("plain", "guided"):
+            config = {"layers": layers}
+            made = runs.finished(store, runs.metrics(losses(5, 0)), plan=plan, config=config, sequences="crossed")
+            given.append(made.reference)
+    made, _ = make.make(given, store)
+    titles = [section.title for section in made.sections if section.name.startswith("training")]
+    assert titles == ["Training: layers 2", "Training: layers 4"]
+
+
+def test_models_that_cannot_be_compared_are_reported_apart(store: Store, names: list[str]) -> None:
+    other = runs.finished(store, runs.metrics(losses(7, 0), loss="rtd"), config={"objective": "electra"})
+    bare = runs.finished(store, None)
+    made, _ = make.make([*names, other.reference, bare.reference], store)
+    assert [section.name for section in made.sections if section.name.startswith("training")] == [
+        "training-1",
+        "training-2",
+    ]
+    assert any("has no learning curve" in note for note in made.facts["notes"])
+
+
+def searched(store: Store, valid: dict[str, list[float]]) -> Artifact:
+    """A search over these settings, each with the validation of its seeds."""
+    rows = [
+        {"fold": 0, "step": None, "seconds": None, "seed": seed, "setting": setting, "model": "", "valid": value}
+        | {"chosen": setting == "a=1", "evaluation": "e" if setting == "a=1" else None}
+        | {"test/accuracy": 0.5 + 0.1 * seed if setting == "a=1" else None}
+        for setting, values in valid.items()
+        for seed, value in enumerate(values)
+    ]
+    inputs = {"dataset": {"kind": "corpus", "recipe": "0" * 64, "content": "0" * 64}}
+    manifest = {"stage": "search", "stage_version": 1, "config": {"grid": ["a=1,2"]}, "inputs": inputs}
+    with store.build("search", digest(valid), manifest) as out:
+        schema = run_schema(["accuracy"])
+        with out.parquet("runs.parquet", schema) as writer:
+            writer.write_table(pa.Table.from_pylist(rows, schema))
+        out.counts |= {"task": "classification", "select": "loss", "runs": len(rows), "settings": {}}
+    return Artifact(store.folder("search", digest(valid)))
+
+
+def test_settings_of_a_search_are_summarised_and_tested_over_seeds(store: Store) -> None:
+    search = searched(store, {"a=1": [1.0, 1.2, 1.1], "a=2": [1.5, 1.8, 1.7]})
+    made, _ = make.make([search.reference], store)
+    settings = next(
+        block.table for s in made.sections for block in s.blocks if isinstance(block, Grid) and "settings" in block.name
+    )
+    assert settings.cells == [["a=1", "3", "1.1000 ± 0.1000", "3 of 3"], ["a=2", "3", "1.6667 ± 0.1528", "0 of 3"]]
+    (tested,) = made.facts["comparisons"]
+    assert tested["difference"]["p"] == pytest.approx(paired_t([0.5, 0.6, 0.6]).p)
+    assert grid(made, "search-1-metrics").cells[0][1:] == ["3", "0.6000 ± 0.1000"]
+    assert "guide search corpus/0000000000000000 --grid a=1,2" in as_markdown(made, "x")
+
+
+def test_evaluations_are_summarised_over_the_seeds_of_their_models() -> None:
+    base = results.Scored("plain-*", [0, 1, 2], {"accuracy": [0.5, 0.6, 0.7]})
+    other = results.Scored("guided-*", [2, 0, 3], {"accuracy": [0.8, 0.7, 0.1]})
+    (tested,) = results.tests_over_seeds([base, other])
+    assert (tested.first, tested.second) == (pytest.approx(0.6), pytest.approx(0.75))
+    assert tested.difference.p == pytest.approx(paired_t([0.2, 0.1]).p)
+    assert results.metric_table([base], "c").cells == [["plain-*", "3", "0.6000 ± 0.1000"]]
+
+
+def test_a_real_model_and_its_probe_with_attention_commands_and_citations(
+    store: Store, guide: Guide, tmp_path: Path
+) -> None:
+    data = trainings.sequences(store)
+    plan = tmp_path / "own.toml"
+    plan.write_text(
+        '[[guide]]\npattern = "rare_free"\n'.replace("rare_free", "next") + 'mechanism = "fix"\nheads = [0]\n'
+    )
+    model = trainings.train(store, data, plan=[str(plan)], snapshots=[2], steps=4, seed=3).artifact
+    store.add_name("real", model)
+    probe = probe_importance.run(model.reference, data.reference, store=store).artifact
+    made, plans = make.make(["real", probe.reference], store)
+    pictures = [block.name for section in made.sections for block in section.blocks if isinstance(block, Picture)]
+    assert {"attention-real", "probe-1-score", "lineage"} <= set(pictures)
+    files = {name: content.decode() for name, content in made.files() if name.endswith((".sh", ".bib"))}
+    ((plan_file, plan_text),) = plans.items()
+    assert b'pattern = "next"' in plan_text
+    commands = files["commands.sh"]
+    assert re.search(rf'model_1=\$\(guide pretrain "\$sequences_1" .*--plan {plan_file} .*--name real\)', commands)
+    assert 'guide probe importance "$model_1" "$sequences_1"' in commands
+    keys = re.findall(r"@\w+\{([\w-]+),", files["references.bib"])
+    assert keys == ["li2022", "deshpande2020", "devlin2019", "michel2019", "guide"]
+
+
+def bad(guide: Guide, store: Store, *arguments: object) -> Any:
+    done = guide("report", *arguments, "--store", store.root)
+    assert (done.code, done.out) == (2, "")
+    return done.err
+
+
+def test_bad_inputs_are_answered_in_a_line(store: Store, names: list[str], guide: Guide, tmp_path: Path) -> None:
+    assert "no artifact 'nothing'" in bad(guide, store, "nothing")
+    assert "did you mean 'a-table3'?" in bad(guide, store, names[0], "--paper", "a-table33")
+    data = trainings.sequences(store, train=4, valid=2)
+    assert "of kind sequences; a report is about models" in bad(guide, store, names[0], data.reference)
+    assert "is not finished" in bad(guide, store, runs.going(store, runs.metrics([3.0])))
+    assert "bad name" in bad(guide, store, names[0], "--name", "../x")
+    assert "Missing argument" in bad(guide, store)
+    (tmp_path / "file").write_text("")
+    assert "is a file, not a folder" in bad(guide, store, names[0], "--out", "file")
+
+
+def test_the_command_prints_the_path_of_the_page_or_all_figures(store: Store, names: list[str], guide: Guide) -> None:
+    done = guide("report", *names[:1], "--out", "here", "--name", "one", "--store", store.root)
+    assert (done.code, done.out) == (0, "here/one.html\n")
+    assert Path("here/one.html").stat().st_size > 1000
+    dry = guide("report", "dry:model", *names, "--paper", "a-table3", "--dry-run", "--store", store.root)
+    assert (dry.code, dry.out) == (0, "dry:report\n")
+    assert not Path("reports").exists()
+    assert "of kind corpus" in bad(guide, store, "dry:corpus", "--dry-run")
+
+
+def test_a_run_without_a_seed_is_in_no_pair(store: Store, names: list[str]) -> None:
+    rows = runs.metrics(losses(4, 0))
+    seedless = runs.finished(store, rows, plan="other", config={"seed": None})
+    compared = training.compared(make.open_all([*names, seedless.reference], store, SimpleStack()), None, [])
+    assert any("in no pair" in note for _, one in compared for note in one.notes)
+
+
+class SimpleStack:
+    """Keeps artifacts open."""
+
+    def enter_context(self, artifact: Any) -> Any:
+        return artifact
+
+
+def test_no_runs_are_refused(store: Store) -> None:
+    with pytest.raises(InputError, match="no runs to report on"):
+        make.make([], store)

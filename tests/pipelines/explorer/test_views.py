@@ -323,7 +323,8 @@ def test_what_is_printed_is_the_figure_alone(tab: Any) -> None:
     tab.locator("#head-panel").get_by_role("button", name="PDF").click()
     until(tab, "window.printed === true")
     tab.emulate_media(media="print")
-    assert tab.locator("#print").is_visible() and not tab.locator("main").is_visible()
+    tab.locator("#print").wait_for(state="visible")
+    tab.locator("main").wait_for(state="hidden")
     assert tab.locator("#print").evaluate("e => e.naturalWidth") > 300
     pdf = tab.pdf(prefer_css_page_size=True)
     assert pdf.startswith(b"%PDF") and pdf.count(b"/Type /Page\n") == 1, "one page"

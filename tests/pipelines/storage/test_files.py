@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import tracemalloc
 from pathlib import Path
 
@@ -105,9 +106,18 @@ def test_a_lock_notices_that_its_directory_was_replaced(tmp_path):
 
 
 def test_locking_a_named_pipe_does_not_block(tmp_path):
+    def too_late(*_: object) -> None:
+        raise TimeoutError
+
     os.mkfifo(tmp_path / "pipe")
-    with Lock(tmp_path / "pipe", shared=True) as lock:
-        assert lock.acquire(wait=False)
+    before = signal.signal(signal.SIGALRM, too_late)
+    signal.alarm(20)
+    try:
+        with Lock(tmp_path / "pipe", shared=True) as lock:
+            assert lock.acquire(wait=False)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_reading_a_table_in_batches_frees_what_was_read(tmp_path: Path) -> None:

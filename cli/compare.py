@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from cli.completion import artifacts
-from cli.options import Session, command
+from cli.options import DRY_RUN, Session, command, dry_report
 from cli.output import check_output_path, say_json, speaks_unicode
 from cli.tables import table
 from guidance.errors import InputError
@@ -33,6 +33,7 @@ COMPARED = artifacts("model", "evaluation", "search", unfinished=True)
         "guide compare evaluation/58a1 evaluation/9c0e   # the predictions of two models for the same examples",
         "guide compare plain-folds guided-folds   # two searches over the same seeds or folds",
     ],
+    shared=DRY_RUN,
 )
 def compare_runs(
     session: Session,
@@ -89,6 +90,8 @@ def compare_runs(
     check_output_path(plot, "--plot", *PICTURES)
     check_output_path(csv_file, "--csv", ".csv")
     references = [baseline, *(runs or [])]
+    if session.dry_run:
+        return dry_report(session, references, "model", "evaluation", "search", is_of_one_kind=True)
     kind = ""  # that of an unfinished run
     with contextlib.suppress(InputError):
         kind = session.store.find(baseline).parent.name

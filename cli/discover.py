@@ -44,6 +44,7 @@ class PageConfig(SequencesConfig):
 @stage_command(
     "discover accept",
     discover_accept.Config,
+    kind=discover_accept.STAGE.kind,
     examples=[
         "guide discover accept discovery/58a1 --to plan.toml",
         "guide discover accept discovery/58a1 --patterns matching_token --into found",
@@ -64,6 +65,8 @@ def discover_accept_command(
 
     check_output_path(to, "--to", ".toml")
     result = discover_accept.run(discovery, config, **session.options())
+    if session.dry_run:
+        return result
     plan = result.artifact.read(PLAN)
     if to is not None:
         write_file(to, plan)

@@ -27,6 +27,7 @@ MOST_CLASSES = 30
 @stage_command(
     "evaluate",
     evaluate.Config,
+    kind=evaluate.STAGE.kind,
     group="Train",
     examples=[
         "guide evaluate reviews-model reviews",

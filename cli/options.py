@@ -21,6 +21,7 @@ import shlex
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import typer
@@ -31,11 +32,13 @@ from cli.flags import field_parameters, make_config
 from cli.output import escape, say, say_json, say_texts, tell
 from cli.progress import ConsoleProgress, set_up_logging
 from cli.settings import misspelt, origin_of, origins_added, source_of, store_path
-from guidance.errors import InputError
-from pipelines.engine.declaration import Templates
+from guidance.errors import InputError, counted
+from pipelines.engine.declaration import Templates, unmade
 from pipelines.engine.stage import Result
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import DryArtifact, DryStore, NotYet
+from pipelines.storage.manifest import ID_LENGTH, ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.run_inputs import is_guided
 
@@ -51,6 +54,7 @@ class Session:
     wait: bool = True
     json: bool = False
     quiet: bool = False
+    dry_run: bool = False
     store_flag: str = ""
     """`` --store FOLDER`` if that was given, for commands to paste."""
 
@@ -78,6 +82,17 @@ class Session:
             self.tell(f"next: {command}{self.store_flag}")
 
 
+DRY_RUN = {
+    "dry_run": (
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check settings and inputs, write nothing, and print the artifact that exists already, or else dry:KIND, which "
+            "later commands take with --dry-run.",
+        ),
+        False,
+    )
+}
 _STAGE = {
     "name": (str | None, typer.Option("--name", help="Name of which the artifact also becomes a new version."), None),
     "force": (bool, typer.Option("--force", help="Build the artifact again even if it exists."), False),
@@ -86,17 +101,21 @@ _STAGE = {
         typer.Option("--wait/--no-wait", help="Wait for another run that is building the same artifact, or fail."),
         True,
     ),
+    **DRY_RUN,
 }
 
 
-def stage_command(name: str, config: type[BaseModel], *, group: str = "Data", **options: Any) -> Any:
+def stage_command(
+    name: str, config: type[BaseModel], *, kind: str = "artifact", group: str = "Data", **options: Any
+) -> Any:
     """Register a function that runs a stage.  It returns the `Result`, or None if another process reports it.
 
     Args:
+        kind: of the artifact that the stage writes, for a dry run.
         config: its fields become flags; the function gets an instance of it as ``config``.
         options: see `command`.
     """
-    return command(name, config=config, group=group, shared=_STAGE, **options)
+    return command(name, config=config, group=group, shared=_STAGE, makes=kind, **options)
 
 
 def command(
@@ -109,6 +128,7 @@ def command(
     next_command: Templates | None = None,
     topics: Mapping[str, tuple[str, ...]] = {},
     own: Sequence[inspect.Parameter] | None = None,
+    makes: str = "report",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a command and return it unchanged, so that Python code can call it.
 
@@ -121,6 +141,7 @@ def command(
         next_command: the command to suggest afterwards.
         topics: headings for groups of options on the help page; all others are listed under "Options".
         own: the parameters of the function besides these two; by default those of its signature.
+        makes: the kind of what a dry run would make.
     """
     if not examples:
         raise ValueError(f"{name} has no examples")
@@ -134,14 +155,18 @@ def command(
         def call(context: typer.Context, **values: Any) -> None:
             with origins_added(context, values):
                 _check_sizes(context, values)
-                session = open_session(context, values)
+                dry_run = "dry_run" in shared and bool(values["dry_run"])
+                session = open_session(context, values, dry_run=dry_run)
                 arguments = {parameter.name: values[parameter.name] for parameter in declared}
                 if config:
                     chosen = {p.name: values[p.name] for p in fields if source_of(context, p.name) != "DEFAULT"}
                     arguments["config"] = make_config(config, chosen)
-                result = function(session, **arguments)
+                try:
+                    result = function(session, **arguments)
+                except NotYet:
+                    result = unmade(makes, session.store, session.name)
             if isinstance(result, Result):
-                announce(session, result, next_command)
+                (announce_dry if session.dry_run else announce)(session, result, next_command)
 
         parameters = [context, *declared, *fields, *common]
         if len({parameter.name for parameter in parameters}) != len(parameters):
@@ -188,7 +213,7 @@ def _check_sizes(context: Any, values: Mapping[str, Any]) -> None:
                 raise InputError(f"{origin_of(context, name)}: the number is too large", hint=f"at most {2**63 - 1}")
 
 
-def open_session(context: Any, values: dict[str, Any]) -> Session:
+def open_session(context: Any, values: dict[str, Any], *, dry_run: bool = False) -> Session:
     """The session of one command, from shared flags after the command or else before it."""
     before = (context.parent.obj or {}) if context.parent else {}
 
@@ -202,7 +227,8 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
     for wrong, right in misspelt(os.environ, context.find_root().command):
         log.warning("%s is not read; did you mean %s?", escape(wrong), right)
     return Session(
-        store=Store(store_path(store)),
+        store=(DryStore if dry_run else Store)(store_path(store)),
+        dry_run=dry_run,
         progress=ConsoleProgress(quiet=quiet, color=not no_color),
         name=values.get("name") if "force" in values else None,
         force=bool(values.get("force")),
@@ -232,6 +258,56 @@ def announce(session: Session, result: Result, next_command: Templates | None = 
         "warnings": [str(warning) for warning in artifact.manifest.get("warnings", [])],
     }
     session.answer(facts, [artifact.reference])
+
+
+def announce_dry(session: Session, result: Result, next_command: Templates | None = None) -> None:
+    """Print the reference of an artifact that exists, or else ``dry:KIND``; and on stderr what a real run would do."""
+    made, facts = result.artifact, _dry_facts(result.artifact)
+    if isinstance(made, DryArtifact):
+        state = f"would make: {facts['key'] or f'a new {made.kind}, whose id depends on what does not exist yet'}"
+        state += f", {counted(made.steps, 'step')}" if made.steps else ""
+        state += f", about {timedelta(seconds=round(made.seconds))} (h:mm:ss)" if made.seconds else ""
+    else:
+        state = f"{'would make again' if session.force else 'up to date'}: {made.path}"
+    session.tell(f"dry run: {state}")
+    session.answer(facts, [made.reference])
+
+
+def _dry_facts(made: Artifact) -> dict[str, Any]:
+    """What a dry run says of an artifact with --json: ``key`` is the reference that it has, or would have, if that is known, and
+    ``estimate_s`` how many seconds it would take, if that is known."""
+    if not isinstance(made, DryArtifact):
+        return {
+            "kind": made.kind,
+            "exists": True,
+            "artifact": made.reference,
+            "key": made.reference,
+            "estimate_s": None,
+        }
+    key = f"{made.kind}/{made.known_recipe[:ID_LENGTH]}" if made.known_recipe else None
+    facts = {"kind": made.kind, "exists": False, "artifact": None, "key": key, "estimate_s": made.seconds}
+    return facts | ({"steps": made.steps} if made.steps else {})
+
+
+def dry_report(session: Session, references: Sequence[str], *kinds: str, is_of_one_kind: bool = False) -> None:
+    """The dry run of a command that shows artifacts or unfinished runs: ``dry:report``, if it can show what these references name.
+
+    Args:
+        kinds: that it can show; ``is_of_one_kind``: at once.
+    """
+    for reference in references:
+        try:
+            with session.store.load(reference, verify=False) as artifact:
+                kind = artifact.kind
+        except ArtifactMissing:
+            if (folder := session.store.find_unfinished(None, reference)) is None:
+                raise
+            kind = folder.parent.name
+        if kind not in kinds:
+            raise ArtifactMismatch(f"{reference!r} is of kind {kind}; expected: {' or '.join(kinds)}")
+        kinds = (kind,) if is_of_one_kind else kinds
+    session.tell(f"dry run: would show {', '.join(references)}")
+    session.answer(_dry_facts(DryArtifact("report")), ["dry:report"])
 
 
 # what to do next

@@ -27,7 +27,7 @@ def register(stage: Stage[Any, Any]) -> None:
         inputs = {role: references[take.argument or role] for role, take in stage.takes.items()}
         options = {name: references[name] for name in stage.options} | session.options()
         result: Result | None = stage.run(config, stdin=sys.stdin.buffer, **inputs, **options)
-        if result is not None:
+        if result is not None and not session.dry_run:
             table = about.show(result.artifact, config)
             for line in (*folded(table.titles, table.rows, None), *table.notes):
                 session.tell(line)
@@ -42,6 +42,7 @@ def register(stage: Stage[Any, Any]) -> None:
     stage_command(
         about.name,
         stage.config,
+        kind=stage.kind,
         examples=about.examples,
         group=about.group,
         next_command=about.next,

@@ -29,6 +29,7 @@ SEARCH_TOPICS = {
 @stage_command(
     "search",
     search.Config,
+    kind=search.STAGE.kind,
     group="Train",
     topics=SEARCH_TOPICS,
     examples=[
@@ -98,6 +99,7 @@ def _mean_and_sd(found: Mapping[str, float | None]) -> str:
 @stage_command(
     "quickstart",
     quickstart.Config,
+    kind=quickstart.STAGE.kind,
     group="Start",
     examples=[
         "guide quickstart",

@@ -10,6 +10,7 @@ A kind of input is a class derived from `Take`, with one method, `Take.open`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from pipelines.engine.shards import run_sharded
 from pipelines.engine.stage import Buildable, C, Input, Options, Result, Work, check_working_folder, run_stage
 from pipelines.progress import Progress
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import DryArtifact, NotYet
 from pipelines.storage.store import Store
 from pipelines.storage.tables import Columns
 
@@ -273,8 +275,11 @@ class Stage(Buildable[C], Generic[C, R]):
         options = Options(name=name, force=force, wait=wait, progress=progress)
         check_working_folder()
         self.check(config, given)
-        with opened(self, config, given, store, stdin=stdin, options=options, own=own) as opening:
-            return opening.stage.execute(opening, **options)
+        try:
+            with opened(self, config, given, store, stdin=stdin, options=options, own=own) as opening:
+                return opening.stage.execute(opening, **options)
+        except NotYet:
+            return cast("R", unmade(self.kind, store, name))
 
     def execute(self, opening: Opening[C], **options: Unpack[Options]) -> R:
         """Run the stage on opened inputs."""
@@ -282,6 +287,13 @@ class Stage(Buildable[C], Generic[C, R]):
         if self.share:
             return cast("R", run_sharded(self, self.share, config, opening.inputs, store=opening.store, **options))
         return cast("R", run_stage(self, config, opening.inputs, store=opening.store, **options))
+
+
+def unmade(kind: str, store: Store, name: str | None) -> Result:
+    """The result of a dry run when an artifact that does not exist yet decides what it would be."""
+    if name:
+        store.check_name_free(name, kind)
+    return Result(DryArtifact(kind), False)
 
 
 @contextlib.contextmanager
@@ -295,7 +307,12 @@ def opened(
     options: Options | None = None,
     own: Mapping[str, Any] | None = None,
 ) -> Iterator[Opening[C]]:
-    """The inputs of a stage, opened and prepared.  Raises TypeError if a role is unknown, or an input is missing."""
+    """The inputs of a stage, opened and prepared.
+
+    Raises:
+        TypeError: a role is unknown, or an input is missing.
+        NotYet: in a dry run, an input cannot be checked or prepared, because an artifact does not exist yet.
+    """
     if unknown := set(references) - set(stage.takes):
         raise TypeError(f"{stage.name} does not take {min(unknown)}, but {', '.join(stage.takes) or 'nothing'}")
     with contextlib.ExitStack() as stack:
@@ -309,10 +326,16 @@ def opened(
                 raise TypeError(f"{stage.name} needs {role}: {take.help}")
         for _, take, reference in given:
             take.find(reference, opening)
-        for role, take, reference in given:
-            take.add(role, reference, opening)
-        for role, field_info in type(config).model_fields.items():
-            if (named := take_of(field_info)) and (reference := getattr(opening.config, role)):
-                named.add(role, reference, opening)
+        fields, not_yet = type(config).model_fields.items(), None
+        named = ((role, its, getattr(opening.config, role)) for role, info in fields if (its := take_of(info)))
+        for role, take, reference in itertools.chain(given, named):
+            try:
+                if reference:
+                    take.add(role, reference, opening)
+            except NotYet as error:  # the inputs after it can still be wrong
+                opening.inputs.setdefault(role, DryArtifact(take.kinds[0] if take.kinds else role))
+                not_yet = error
+        if not_yet:
+            raise not_yet
         stage.prepare(opening)
         yield opening

@@ -27,6 +27,7 @@ from pipelines.engine.stage import Buildable, Options, Result, Run, Work, file_d
 from pipelines.lazy import np, pa, pq
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import DryStore
 from pipelines.storage.files import DigestWriter, machine_errors, open_parquet, remove_tree
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse
 from pipelines.storage.store import Store
@@ -372,9 +373,11 @@ def run_sharded(
     """
     recipe = recipe_of(stage, config, inputs)
     partial, force = store.partial(stage.kind, recipe), options.get("force", False)
+    if config.shard and (options.get("name") or force):
+        raise InputError("--shard publishes no artifact", hint="give --name and --force to the run that merges")
+    if isinstance(store, DryStore):
+        return run_stage(stage, config, inputs, store=store, **options)
     if config.shard:
-        if options.get("name") or force:
-            raise InputError("--shard publishes no artifact", hint="give --name and --force to the run that merges")
         work = Work(config, inputs, partial, options.get("progress") or Progress())
         return _run_share(stage, share, work, recipe, store, options.get("wait", True))
 

@@ -20,6 +20,7 @@ from guidance.errors import InputError, MachineError
 from pipelines import ROOT
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact, Builder
+from pipelines.storage.dry import DryArtifact, DryStore
 from pipelines.storage.files import machine_errors
 from pipelines.storage.manifest import ArtifactInUse, digest
 from pipelines.storage.store import Store
@@ -227,6 +228,8 @@ def run_stage(
 
     Nothing is written if it does, so it may then be in a store that is read-only.  What the stage raises is raised, and then
     nothing is published; ArtifactInUse if another process is building the same artifact, and ``wait`` is off.
+
+    In a `DryStore` nothing is run, and what would be built is a `DryArtifact`.  Raises NotYet if an input is one.
     """
     newest = store.check_name_free(name, stage.kind) if name else None
     recipe = recipe_of(stage, config, inputs)
@@ -237,6 +240,9 @@ def run_stage(
         if artifact is None or (name and not (newest and newest.refers_to(artifact))):
             raise
         return reused(artifact, str(newest) if newest else None)
+    if isinstance(store, DryStore):
+        artifact = store.existing(stage.kind, recipe, verify=not force)
+        return reused(artifact) if artifact else Result(DryArtifact(stage.kind, recipe), False)
     store.sweep()
     with store.lock(stage.kind, recipe) as lock:
         if not lock.acquire(wait=False):

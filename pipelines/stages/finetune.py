@@ -19,13 +19,14 @@ from pipelines.progress import log
 from pipelines.stages import missing
 from pipelines.stages import tokenizer as tokenizers
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import NotYet
 from pipelines.storage.store import Store
 from pipelines.training.adversarial import AdversarialConfig
 from pipelines.training.config import Best, TrainingConfig
 from pipelines.training.learner import folder_of
 from pipelines.training.models import HEADLESS, WORD_MODELS
 from pipelines.training.plan_inputs import model_input
-from pipelines.training.plans import load_plan, name_of
+from pipelines.training.plans import check_files, load_plan, name_of
 from pipelines.training.rows import check_settings
 from pipelines.training.run import RUN_OPTIONS, Training, add_inputs, build
 from pipelines.training.task import Task
@@ -155,7 +156,7 @@ def _prepare(opening: Opening[Config]) -> None:
     """Make what is missing: sequences, and the masks that the plan needs.  Raises InputError if no task learns from this
     dataset, and PlanError if the plan reads syntax, and there is neither a parser nor masks."""
     store, progress, dataset = opening.store, opening.progress, opening.inputs.pop("dataset")
-    task = task_for(opening.config.task, dataset.counts, dataset.reference)
+    task = _task(opening.config, dataset)
     config = opening.config = resolved(opening.config, task)
     if config.plan and config.architecture in HEADLESS and not config.init:
         raise PlanError(
@@ -189,6 +190,17 @@ def _prepare(opening: Opening[Config]) -> None:
         masks = missing.build_masks(sequences, dataset, plan, name_of(config), config.parser, store, progress)
         opening.change(masks=masks)
     add_inputs(opening, plan)
+
+
+def _task(config: Config, dataset: Artifact) -> type[Task]:
+    """The task that learns from a dataset; in a dry run without it, the one of the settings.  Raises NotYet if they name none."""
+    try:
+        return task_for(config.task, dataset.counts, dataset.reference)
+    except NotYet:
+        if config.task == "auto":
+            check_files(config)
+            raise
+        return TASKS[config.task]
 
 
 def _check_length(config: Config, store: Store) -> None:

@@ -14,6 +14,7 @@ from pipelines.inputs import is_dataset
 from pipelines.progress import Progress, log
 from pipelines.stages import dependencies, idf, masks, sequences
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import MANIFEST, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import features
@@ -33,18 +34,22 @@ def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact
     of one."""
     data = opened.enter_context(store.load(reference))
     if data.kind == "sequences":
-        if "shape" not in data.counts:
-            raise InputError(
-                f"{data.reference} has running text, not examples",
-                hint="guide build-sequences DATASET TOKENIZER --packing examples",
-            )
+        with where_known():
+            if "shape" not in data.counts:
+                raise InputError(
+                    f"{data.reference} has running text, not examples",
+                    hint="guide build-sequences DATASET TOKENIZER --packing examples",
+                )
         return opened.enter_context(store.load_input(data, "corpus")), data
     if data.kind != "corpus":
         raise InputError(
             f"{reference!r} is an artifact of kind {data.kind}; expected: a dataset", hint="guide build-dataset FILE"
         )
-    if not is_dataset(data):
-        raise InputError(f"{data.reference} is running text, not examples of a task", hint="guide build-dataset FILE")
+    with where_known():
+        if not is_dataset(data):
+            raise InputError(
+                f"{data.reference} is running text, not examples of a task", hint="guide build-dataset FILE"
+            )
     return data, None
 
 

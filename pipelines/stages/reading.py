@@ -10,6 +10,7 @@ from pipelines.inputs import Model, is_dataset
 from pipelines.progress import log
 from pipelines.stages import corpus, missing, sequences
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import load_inputs
@@ -20,7 +21,7 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
     reference names sequences that were made with its tokenizer, a dataset, a corpus or a text file.  Raises InputError if
     there are no such data."""
     config, store, progress = opening.config, opening.store, opening.progress
-    model, folder = opening.references[role], folder_of(opening.inputs[role])
+    model = opening.references[role]
     try:
         data = opening.load(reference)
     except ArtifactMissing:
@@ -33,6 +34,7 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
     if role == "model":
         _warn_of_idle_settings(config, data)
     if data.kind == "corpus" and is_dataset(data):
+        folder = folder_of(opening.inputs[role])
         data, config = missing.read_by(model, folder, data, config, store, progress)
         opening.stack.enter_context(data)
     else:
@@ -40,6 +42,7 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
             length = missing.longest(model, config.sequence_length, store)
             sequences.check_length(length)
             settings = sequences.Config(max_length=length)
+            folder = folder_of(opening.inputs[role])
             reference = sequences.run(data.reference, str(folder), settings, store=store, progress=progress).reference
         data = opening.load(reference, kind="sequences")
     return data, config
@@ -70,7 +73,8 @@ class Reading(Take):
     def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
         data, opening.config = read_data(reference, "model", opening)
         opening.inputs["sequences"] = data
-        self.check(opening)
+        with where_known():
+            self.check(opening)
         opening.inputs |= load_inputs(opening.config, [data], opening.store)
 
     def check(self, opening: Opening[Any]) -> None:

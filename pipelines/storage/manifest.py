@@ -21,6 +21,9 @@ MANIFEST_LIMIT = 16 << 20
 ID_LENGTH = 16
 KIND = re.compile(r"(?!names$)[a-z]+(-[a-z]+)*")
 ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
+DRY = "dry:"
+"""How the name of an artifact begins that a dry run would make, before its kind."""
+
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = {
     *("format", "guide", "seal", "kind", "recipe", "content", "stage", "stage_version", "config", "inputs", "seed"),

@@ -24,6 +24,7 @@ from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import Lock, machine_errors, publish_directory, remove_tree, sync_directory, write_file
 from pipelines.storage.manifest import (
+    DRY,
     ID,
     ID_LENGTH,
     KIND,
@@ -302,6 +303,11 @@ class Store:
         ArtifactMissing if no artifact matches, and ArtifactAmbiguous if more than one does."""
         if os.path.exists(os.path.join(reference, MANIFEST)):
             return Path(reference)
+        if reference.startswith(DRY):
+            raise ArtifactMissing(
+                f"{reference!r} is what a dry run says of an artifact that does not exist yet",
+                hint="run the command that printed it without --dry-run; only --dry-run takes it",
+            )
         named = self.named(reference)
         if named:
             folder = self.folder(named.kind, named.recipe)

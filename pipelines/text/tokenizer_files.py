@@ -11,6 +11,7 @@ from typing import Any
 from guidance.errors import InputError, reason_of
 from pipelines.engine.stage import Files
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import DryArtifact
 from pipelines.storage.store import Store
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -32,6 +33,8 @@ def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) ->
     folder = Path(reference)
     if not (folder / "tokenizer.json").is_file() or (folder / "artifact.json").exists():
         with store.open(store.find(reference)) as artifact:
+            if artifact.kind == "model" and isinstance(artifact, DryArtifact):
+                return artifact
             folder = artifact.path if artifact.kind == "model" else Path()
     return folder_files(folder) if folder != Path() else stack.enter_context(store.load(reference, kind="tokenizer"))
 

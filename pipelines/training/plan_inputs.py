@@ -13,6 +13,7 @@ from pipelines.engine.declaration import roles
 from pipelines.engine.stage import Files
 from pipelines.statistics.codes import check_codes
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.learner import folder_of
@@ -43,18 +44,24 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
         )
     for role, reference, data in zip(roles("masks", len(references)), references, corpora, strict=False):
         inputs[role] = masks = store.load(reference, kind="masks")
-        check_codes(masks)
-        made_of = masks.manifest["inputs"]["sequences"]
-        if made_of["content"] != data.content:
-            raise ArtifactMismatch(
-                f"{masks.reference} is of sequences/{made_of['recipe'][:16]} ({made_of['content'][:12]}), not of "
-                f"{data.reference} ({data.content[:12]})",
-                hint=f"guide build-masks {data.reference}",
-            )
+        with where_known():
+            _check_masks(masks, data)
     if config.scores:
         path = Path(config.scores)
         inputs["scores"] = Files.of([path], [path.name])
     return inputs
+
+
+def _check_masks(masks: Artifact, data: Artifact) -> None:
+    """Raises ArtifactMismatch if masks were made of other sequences, or with other codes than those of today."""
+    check_codes(masks)
+    made_of = masks.manifest["inputs"]["sequences"]
+    if made_of["content"] != data.content:
+        raise ArtifactMismatch(
+            f"{masks.reference} is of sequences/{made_of['recipe'][:16]} ({made_of['content'][:12]}), not of "
+            f"{data.reference} ({data.content[:12]})",
+            hint=f"guide build-masks {data.reference}",
+        )
 
 
 _ENDINGS = (".json", ".safetensors", ".bin", ".toml", ".model", ".spm")
@@ -144,6 +151,17 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
     Args:
         training: whether the losses of the plan are computed; else only what acts at inference reads anything.
     """
+    with where_known():
+        _check_features(plan, source, inputs, training)
+    reader = plan.tables(training=training).get("cooccurrence")
+    if reader is not None and "cooccur" not in inputs:
+        raise PlanError(
+            f"{source}: guide {reader!r} needs the table cooccurrence",
+            hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences; give it with --cooccur",
+        )
+
+
+def _check_features(plan: Plan, source: str, inputs: Mapping[str, Any], training: bool) -> None:
     for masks in inputs_of("masks", inputs) or (None,):
         known = masks.counts["columns"] if masks else ("segment",)
         missing = [need for need in features(plan, training=training) if need not in known]
@@ -166,12 +184,6 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
                     f"has the feature {need}",
                     hint="look at the warnings of build-masks and build-deps, or leave the guide out of the plan",
                 )
-    reader = plan.tables(training=training).get("cooccurrence")
-    if reader is not None and "cooccur" not in inputs:
-        raise PlanError(
-            f"{source}: guide {reader!r} needs the table cooccurrence",
-            hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences; give it with --cooccur",
-        )
 
 
 def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] = "pairs") -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from guidance.errors import PlanError
 from pipelines.progress import log
+from pipelines.storage.dry import NotYet
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.objective import Objective
@@ -62,12 +63,25 @@ def load_plan(config: Any, objective: type[Objective], store: Store) -> Plan:
     return plan
 
 
+def check_files(config: Any) -> None:
+    """Raises PlanError if ``--plan`` names a preset or a file that cannot be read; for a dry run that does not know the task."""
+    from guidance.plan import Plan
+
+    for name in config.plan:
+        if name not in (MODEL, NONE):
+            _load(name, Plan(), config)
+
+
 def _own(config: Any, objective: type[Objective], store: Store) -> Plan:
-    """See `kept_plan`; a plan that cannot be read is no obstacle to a run that does not want it."""
+    """See `kept_plan`; a plan that cannot be read, or not yet, is no obstacle to a run that does not want it."""
     from guidance.plan import Plan
 
     try:
         return kept_plan(config.init, objective, store)
+    except NotYet:
+        if not config.plan or MODEL in config.plan:
+            raise
+        return Plan()
     except PlanError as error:
         if not config.plan or MODEL in config.plan:
             error.hint = "; ".join(filter(None, (error.hint, "--plan none starts without it")))

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from guidance.errors import InputError, Interrupted
 from pipelines.engine.declaration import Opening, Option, Stage
 from pipelines.engine.stage import C, Files, Options, Result, Run, recipe_of, run_stage
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import DryArtifact, DryStore, where_known
 from pipelines.storage.files import machine_errors, remove_tree
 from pipelines.training import plans, resuming
 from pipelines.training.learner import folder_of
@@ -43,13 +45,15 @@ def add_inputs(opening: Opening[Any], plan: Plan) -> None:
     """
     config, inputs, store = opening.config, opening.inputs, opening.store
     corpora = inputs_of("sequences", inputs)
-    check_corpora(config, corpora)
+    with where_known():
+        check_corpora(config, corpora)
     inputs |= {"plan": PlanText(plan.dumps()), **load_tables(config, plan, corpora, store)}
     owners = set(plan.packages.values())
     check_needs(plan, plans.name_of(config), inputs)
     if config.init:
         inputs["init"] = model_input(config.init, store)
-        owners |= family_owner(folder_of(inputs["init"]))
+        with where_known():
+            owners |= family_owner(folder_of(inputs["init"]))
     if vectors := getattr(config, "vectors", ""):
         inputs["vectors"] = Files.of([Path(vectors)], [Path(vectors).name])
     if other := getattr(config, "embeddings_from", ""):
@@ -75,9 +79,12 @@ class Training(Stage[C, Result | None]):
             raise InputError("--resume continues a run, but --force starts again", hint="leave one of them out")
         if resume:
             config, begun = resuming.resumed(self, resume, opening.own.get("allow_change") or (), config, inputs, store)
+        is_first = int(os.environ.get("RANK", "0")) == 0
+        if isinstance(store, DryStore):
+            return _dry_run(self, config, inputs, store, **options) if is_first else None
         recipe = recipe_of(self, config, inputs)
         partial = store.partial(self.kind, recipe)
-        if int(os.environ.get("RANK", "0")) > 0:
+        if not is_first:
             follow(config, inputs, partial)
             return None
         announcement = Announcement(config)
@@ -92,6 +99,22 @@ class Training(Stage[C, Result | None]):
             announcement.send(go=False)
         store.forget_unfinished(self.kind, recipe)
         return result
+
+
+def _dry_run(
+    stage: Training[Any], config: Any, inputs: dict[str, Any], store: DryStore, **options: Unpack[Options]
+) -> Result:
+    """Check model, plan and data against each other as a training does before its first step.  Raises InputError if they do not
+    fit, and NotYet if an input does not exist yet."""
+    from pipelines.training.preparation import Prepared
+
+    result = run_stage(stage, config, inputs, store=store, **options)
+    if result.reused:
+        return result
+    prepared = Prepared.of(config, inputs)
+    for warning in prepared.warnings(config, inputs):
+        log.warning("%s", warning)
+    return replace(result, artifact=DryArtifact(stage.kind, result.artifact.recipe, steps=prepared.settings.steps))
 
 
 def build(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from guidance.errors import InputError
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import load_inputs
@@ -73,7 +74,8 @@ def load_tables(config: Any, plan: Plan, corpora: Sequence[Artifact], store: Sto
     check_masking(plan, name_of(config), config.masking)
     if config.cooccur:
         inputs["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
-        check_tokenizer(counts, corpora[0])
+        with where_known():
+            check_tokenizer(counts, corpora[0])
         if "cooccurrence" not in plan.tables():
             log.warning("--cooccur %s: no guide of the plan reads it", config.cooccur)
     if config.masking:

@@ -17,7 +17,7 @@ from pipelines.engine.stage import Result
 from pipelines.stages import evaluate
 from pipelines.training.tasks import TASKS
 
-LOWER_IS_BETTER = ("loss", "perplexity", "nll", "mse", "error", "pk", "windowdiff", "window_diff")
+LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "nll", "mse", "error", "pk", "windowdiff", "window_diff")
 """The last words of metrics that are better when they are lower."""
 
 MOST_CLASSES = 30
@@ -71,7 +71,8 @@ def evaluate_command(
 
     The class of the model, and the data, decide what is measured.  Classifiers and other models of `guide finetune`: the
     metrics of their task.  Masked language models: loss, perplexity and accuracy at masked tokens, next to n-gram floors: a
-    model no better than `unigram` has learned nothing, one worse than `neighbours` less than bigrams tell.  BERT with next
+    model no better than `unigram` has learned nothing, one worse than `neighbours` less than bigrams tell.  Causal language models: the same at every token, and bits per byte, which do not depend on the
+    tokenizer; their n-grams read earlier tokens alone.  BERT with next
     sentences: these too.  ELECTRA: precision and recall of the discriminator, accuracy of its generator.  Encoder-decoders:
     NLL, BLEU and chrF of their translations.  The model's plan is applied.  Any Hugging Face folder can be measured.
 
@@ -97,9 +98,8 @@ def metric_lines(counts: Mapping[str, Any]) -> list[str]:
         (name, _number(value), str(counts["signatures"].get(name, "nats per token" if name == "nll" else "")))
         for name, value in counts["metrics"].items()
     ]
-    rows += [
-        (f"floor: {name}", _number(value), "nats per masked token") for name, value in counts.get("floors", {}).items()
-    ]
+    unit = "nats per token" if counts["task"] == "causal-lm" else "nats per masked token"
+    rows += [(f"floor: {name}", _number(value), unit) for name, value in counts.get("floors", {}).items()]
     if "sparsity" in counts:
         rows.append(("sparsity", _number(counts["sparsity"]), "share of query-key pairs that the heads cannot use"))
     lines = folded(("metric", "value", "how it is computed"), rows, None)

@@ -214,7 +214,7 @@ def test_a_new_objective_is_in_the_help_with_its_setting_and_its_example(extende
     done = extended("pretrain", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     words = " ".join(done.stdout.split())
-    assert "--objective <copy|mlm|mlm+nsp|electra|translation>" in words and "copy reads any sequences." in words
+    assert "--objective <copy|mlm|mlm+nsp|clm|electra|translation>" in words and "copy reads any sequences." in words
     learned = words[words.index("What is learned:") : words.index("Model: ")]
     assert "--copied-share <float> Share of tokens that are copied. [> 0, ≤ 1] [default: 0.5]" in learned
     assert "bert for copy, modernbert for mlm" in words

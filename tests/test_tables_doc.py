@@ -31,9 +31,11 @@ from pipelines.storage.tables import schema_of
 from pipelines.text.corpus_files import block_schema, document_schema
 from pipelines.text.sequence_files import document_schema as document_sequence_schema
 from pipelines.text.sequence_files import pair_schema, sequence_schema, word_schema
-from pipelines.training.learners.masked_scores import OF_PAIRS, OF_TOKENS, OF_WORDS, score_schema
+from pipelines.training.learners.causal_scores import OF_NEXT_WORDS
+from pipelines.training.learners.masked_scores import OF_PAIRS, OF_TOKENS, OF_WORDS
 from pipelines.training.learners.task_scores import prediction_schema
 from pipelines.training.learners.translation_scores import prediction_schema as translation_schema
+from pipelines.training.learners.word_scores import score_schema
 from pipelines.training.tasks.segmentation import boundary_fields
 from pipelines.training.tasks.summarization import summary_fields
 from tests import trainings
@@ -51,6 +53,7 @@ SCHEMAS = {
     "predictions.parquet of masked words": score_schema(OF_WORDS),
     "predictions.parquet of next sentences": score_schema(OF_PAIRS),
     "predictions.parquet of replaced tokens": score_schema(OF_TOKENS),
+    "predictions.parquet of next words": score_schema(OF_NEXT_WORDS),
     "predictions.parquet of tasks": prediction_schema(),
     "predictions.parquet of summaries": pa.schema([*prediction_schema(), *summary_fields()]),
     "predictions.parquet of sections": pa.schema([*prediction_schema(), *boundary_fields()]),

@@ -1,5 +1,5 @@
-"""n-gram floors: how well counts of neighbours predict the masked tokens of a corpus, which a masked language model that has
-learned anything must beat.
+"""n-gram floors: how well counts of neighbours predict tokens of a corpus, which a language model that has learned anything must
+beat.  Masked tokens have neighbours on both sides, the tokens of causal models only earlier ones.
 
 A floor is a chain of estimates.  The first is the uniform distribution over the ordinary ids.  Each further one mixes the
 relative frequency of a token after its context c into the estimate before it:
@@ -33,7 +33,14 @@ FLOORS: Mapping[str, tuple[tuple[int, ...], ...]] = {
 }
 """For each floor the contexts of its chain, in order: the places of their tokens relative to the predicted one."""
 
-REACH = 2
+CAUSAL_FLOORS: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "unigram": ((),),
+    "previous": ((), (-1,)),
+    "ngrams": ((), (-1,), (-2, -1), (-3, -2, -1), (-4, -3, -2, -1)),
+}
+"""The same where only earlier tokens are seen."""
+
+REACH = 4
 """The farthest place of a context."""
 
 _DENSE = 1 << 24
@@ -91,9 +98,14 @@ class Places:
 
 
 def estimates(
-    counted: Places, held: NDArray[np.bool_], fitted: Places, read: Places, num_words: int
+    counted: Places,
+    held: NDArray[np.bool_],
+    fitted: Places,
+    read: Places,
+    num_words: int,
+    kinds: Mapping[str, tuple[tuple[int, ...], ...]] = FLOORS,
 ) -> dict[str, Floats]:
-    """The probability of the word at each place of ``read`` under each of `FLOORS`.
+    """The probability of the word at each place of ``read`` under each floor.
 
     Args:
         counted: every ordinary token of the training text, unmasked.
@@ -101,11 +113,12 @@ def estimates(
         fitted: places of that part, usually masked.
         read: places of the text to predict; their contexts are those of the text as a model sees it.
         num_words: how many ids a word can have.
+        kinds: `FLOORS` or `CAUSAL_FLOORS`.
     """
     others = Places(counted.seen, counted.words, counted.at[~held])
     chains: dict[tuple[int, ...], tuple[tuple[Ints, Ints], tuple[Ints, Ints]]] = {}
     by_floor = {}
-    for name, contexts in FLOORS.items():
+    for name, contexts in kinds.items():
         before, estimate = (np.full(len(places), 1 / num_words) for places in (fitted, read))
         for context in contexts:
             if context not in chains:
@@ -118,15 +131,22 @@ def estimates(
     return by_floor
 
 
-def floors(counted: Places, held: NDArray[np.bool_], fitted: Places, read: Places, num_words: int) -> dict[str, float]:
-    """The mean negative log-likelihood of the words at the places of ``read``, in nats, under each of `FLOORS`; see `estimates`.
+def floors(
+    counted: Places,
+    held: NDArray[np.bool_],
+    fitted: Places,
+    read: Places,
+    num_words: int,
+    kinds: Mapping[str, tuple[tuple[int, ...], ...]] = FLOORS,
+) -> dict[str, float]:
+    """The mean negative log-likelihood of the words at the places of ``read``, in nats, under each floor; see `estimates`.
 
     Example:
         Training on ``a b a b`` and fitted on the like, ``a`` after ``b`` costs almost nothing, and log 2 as a unigram.
     """
     if not len(read):
         raise ValueError("no place to predict")
-    by_floor = estimates(counted, held, fitted, read, num_words)
+    by_floor = estimates(counted, held, fitted, read, num_words, kinds)
     return {name: float(-np.log(estimate).mean()) for name, estimate in by_floor.items()}
 
 

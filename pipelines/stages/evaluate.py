@@ -22,6 +22,7 @@ from pipelines.progress import log
 from pipelines.stages import missing
 from pipelines.stages.reading import Reading
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMissing
 from pipelines.training.evaluations import MEASURED, EvaluationConfig, measured_by
 from pipelines.training.learner import folder_of
 from pipelines.training.objective import Objective
@@ -87,6 +88,11 @@ def _prepare(opening: Opening[Config]) -> None:
     row = measured_by(folder_of(inputs["model"]), sequences)
     if row.needs_corpus:
         inputs["corpus"] = opening.load_input(sequences, "corpus")
+    if row.wants_corpus:
+        try:
+            inputs["corpus"] = opening.load_input(sequences, "corpus")
+        except ArtifactMissing:
+            log.warning("the corpus of %s is not in the store, so nothing is said by the byte", sequences.reference)
     if row.needs_corpus and (trained_on := missing.training_data(inputs["model"], opening.store)) is not None:
         opening.stack.enter_context(trained_on)
         if issubclass(row, Task):
@@ -134,13 +140,10 @@ def _floors(row: type[Objective], opening: Opening[Config]) -> Artifact:
     from pipelines.training.learners.masked_scores import probability
 
     config: Any = opening.config
-    settings = floors.Config(
-        split=config.split,
-        layout=row.floors,
-        seed=config.mask_seed,
-        mask_probability=probability(config, opening.inputs["model"]),
-        limit=config.limit,
-    )
+    masking: dict[str, Any] = {}
+    if "mask_seed" in {name for group in row.evaluation_settings for name in group.model_fields}:
+        masking = {"seed": config.mask_seed, "mask_probability": probability(config, opening.inputs["model"])}
+    settings = floors.Config(split=config.split, layout=row.floors, limit=config.limit, **masking)
     wait, progress = opening.options.get("wait", True), opening.progress
     sequences = opening.inputs["sequences"].reference
     return floors.run(sequences, settings, store=opening.store, wait=wait, progress=progress).artifact

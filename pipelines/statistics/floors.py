@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from guidance.objectives.causal_lm import documents_of
 from guidance.objectives.masked_lm import IGNORED, Masker
-from guidance.statistics.ngrams import Places, estimates, floors
+from guidance.statistics.ngrams import CAUSAL_FLOORS, FLOORS, Places, estimates, floors
 from pipelines.storage.artifacts import Artifact
 
 STRETCHES = 100
@@ -24,11 +25,11 @@ FIT_EPOCH = 2**62 + 1
 
 @dataclass(frozen=True)
 class Floors:
-    """The n-gram floors of a masked corpus.
+    """The n-gram floors of some sequences.
 
     Attributes:
-        nats: each floor of `guidance.statistics.ngrams.FLOORS`, in nats per predicted token.
-        counted: tokens of training text that were counted; ``predicted``: masked tokens that were predicted.
+        nats: each floor of `guidance.statistics.ngrams`, in nats per predicted token.
+        counted: tokens of training text that were counted; ``predicted``: tokens that were predicted.
     """
 
     nats: dict[str, float]
@@ -54,11 +55,7 @@ def floors_of(
         masker: masks the held-out tenth, as the sequences to predict were masked.
         seed: of that masking.
     """
-    known = Counted.of(train, masker, seed=seed)
-    read = predicted(masked, masker.vocab_size)
-    if not len(known.places) or not len(read):
-        return None
-    return Floors(known.floors(read), len(known.places), len(read))
+    return Counted.of(train, masker, seed=seed).floors_of(predicted(masked, masker.vocab_size))
 
 
 @dataclass(frozen=True)
@@ -66,14 +63,16 @@ class Counted:
     """The training text whose n-grams are counted, and the held-out part on which their weights are fitted.
 
     Attributes:
-        places: every ordinary token; ``held``: which of them are held out; ``fitted``: masked places of these.
+        places: every ordinary token; ``held``: which of them are held out; ``fitted``: the places of these that are predicted.
         num_words: how many ids a word can have.
+        kinds: the floors.
     """
 
     places: Places
     held: np.ndarray
     fitted: Places
     num_words: int
+    kinds: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=lambda: FLOORS)
 
     @classmethod
     def of(cls, train: Any, masker: Masker, *, seed: int = 0) -> Counted:
@@ -81,7 +80,7 @@ class Counted:
         edge = masker.vocab_size
         ordinary = np.zeros(edge + 1, bool)
         ordinary[masker.ordinary] = True
-        kept = np.arange(len(train)) % max(1, -(-int(train.bounds[-1]) // MOST_TOKENS)) == 0
+        kept = _kept(train)
         ids, bounds = train.ids[np.repeat(kept, train.lengths)], np.cumsum([0, *train.lengths[kept]])
         is_counted = ordinary[ids]
         rows = held_out(len(bounds) - 1)
@@ -91,13 +90,38 @@ class Counted:
         places = Places.of(ids, ids, bounds, is_counted, edge)
         return cls(places, is_held, predicted(again, edge), len(masker.ordinary))
 
-    def floors(self, read: Places) -> dict[str, float]:
-        """The floors of some places, in nats per token."""
-        return floors(self.places, self.held, self.fitted, read, self.num_words)
+    @classmethod
+    def before(cls, train: Any, words: np.ndarray, separator: int, edge: int) -> Counted:
+        """Count what causal language models learn from: the tokens before a word, in its document.
+
+        Args:
+            words, separator: see `guidance.objectives.causal_lm`.
+            edge: an id that no token has.
+        """
+        kept = np.flatnonzero(_kept(train))
+        each = [documents_of(train[int(i)], separator, words) for i in kept]
+        places = predicted((row for rows in each for row in rows), edge)
+        numbers = [sum(int((labels != IGNORED).sum()) for _, labels in rows) for rows in each]
+        held = np.repeat(held_out(len(each)), numbers)
+        fitted = Places(places.seen, places.words, places.at[held])
+        return cls(places, held, fitted, len(words) + 1, CAUSAL_FLOORS)
+
+    def floors_of(self, read: Places) -> Floors | None:
+        """The floors of some places; None where there is nothing to count or predict."""
+        if not len(self.places) or not len(read):
+            return None
+        nats = floors(self.places, self.held, self.fitted, read, self.num_words, self.kinds)
+        return Floors(nats, len(self.places), len(read))
 
     def estimates(self, read: Places) -> dict[str, np.ndarray]:
         """The probability of the word at each place under each floor."""
-        return estimates(self.places, self.held, self.fitted, read, self.num_words)
+        return estimates(self.places, self.held, self.fitted, read, self.num_words, self.kinds)
+
+
+def _kept(train: Any) -> np.ndarray:
+    """Which training sequences are counted."""
+    kept: np.ndarray = np.arange(len(train)) % max(1, -(-int(train.bounds[-1]) // MOST_TOKENS)) == 0
+    return kept
 
 
 def masked_rows(data: Artifact, tokenizer: Any, masker: Masker, config: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -120,10 +144,10 @@ def masked_rows(data: Artifact, tokenizer: Any, masker: Masker, config: Any) -> 
         yield masker(ids, seed=config.seed, epoch=VALID_EPOCH, example=i)
 
 
-def predicted(masked: Iterable[tuple[np.ndarray, np.ndarray]], edge: int) -> Places:
-    """The predicted places of masked sequences."""
+def predicted(rows: Iterable[tuple[np.ndarray, np.ndarray]], edge: int) -> Places:
+    """The predicted places of sequences: of each its ids as a model sees them, and the labels."""
     empty = np.zeros(0, np.int64)
-    rows = list(masked)
+    rows = list(rows)
     seen, labels = (np.concatenate([empty, *(row[side] for row in rows)]) for side in (0, 1))
     bounds = np.cumsum([0, *(len(row) for row, _ in rows)])
     return Places.of(seen, labels, bounds, labels != IGNORED, edge)

@@ -52,7 +52,7 @@ class ModelConfig(stage.Config):
         description="Width of the feed-forward layers; by default the preset's, or 4 × --hidden. Of a cnn the filters of each width "
         "(100), of a bilstm the units of each direction (300).",
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states; llama has none.")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of attention probabilities.")
 
 
@@ -63,13 +63,14 @@ def dimensions(config: ModelConfig) -> tuple[int, int, int, int]:
     return layers, hidden, heads, ffn if config.ffn or not config.hidden else 4 * hidden
 
 
-def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bool = True) -> Any:
+def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bool = True, padded: bool = True) -> Any:
     """The tokenizer of a sequences artifact; the folder ``target-tokenizer`` holds that of its targets.
 
     Its ``cls_token`` and ``sep_token`` begin and end the sequences; `plain_tokenizer` wrote them into its files.
 
     Args:
         masked: whether it must have a mask token.
+        padded: whether it must have a padding token; else one without it, such as GPT-2's, pads with its end token.
 
     Raises:
         InputError: it has no padding token, or no mask token.
@@ -83,6 +84,8 @@ def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bo
         name: sequences.read(f"{folder}/{name}") for name in TOKENIZER_FILES if f"{folder}/{name}" in sequences.files
     }
     wrapped = PreTrainedTokenizerFast(tokenizer_object=load_tokenizer(files), **named_tokens(files))
+    if wrapped.pad_token_id is None and not padded:
+        wrapped.pad_token = wrapped.sep_token
     if wrapped.pad_token_id is None:
         raise InputError(f"the tokenizer of {sequences.reference} has no padding token")
     if masked and wrapped.mask_token_id is None:
@@ -166,7 +169,7 @@ def configuration(
     sizes: tuple[int, int, int, int],
     **more: Any,
 ) -> Any:
-    """The configuration of a new encoder for sequences of ``max_length`` tokens.
+    """The configuration of a new model for sequences of ``max_length`` tokens.
 
     Args:
         sizes: layers, width, heads and feed-forward width.
@@ -196,6 +199,11 @@ def configuration(
             "cls_token_id": tokenizer.cls_token_id,
             "sep_token_id": tokenizer.sep_token_id,
         }
+    elif family == "gpt2":
+        given |= {"attn_pdrop": config.attention_dropout, "n_inner": given.pop("intermediate_size")}
+        given |= {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout}
+    elif family == "llama":  # it has no other dropout; small models share both matrices of tokens, as GPT-2 does
+        given |= {"attention_dropout": config.attention_dropout, "tie_word_embeddings": True}
     elif family in HEADLESS:
         units = {"num_filters" if family == "cnn" else "lstm_size": config.ffn} if config.ffn else {}
         given = {name: given[name] for name in ("vocab_size", "hidden_size", "pad_token_id")} | units

@@ -57,6 +57,7 @@ class Objective:
         settings: groups of settings that mean something in this objective only, or in the objectives that list the same
             group.  Every field becomes a flag.
         needs_mask_token: whether the tokenizer must have a mask token.
+        needs_pad_token: whether it must have a padding token; else its end token may stand in for it.
         examples: command lines for the help.
         columns: further columns of the sequences that the learner reads, besides the ids.
         trains_generator: whether a generator learns beside the model with any plan.
@@ -66,6 +67,7 @@ class Objective:
         evaluation: the function ``evaluate(run, folder, model, handle)``, as ``module:name``.
         evaluation_settings: groups of settings of the evaluation; every field becomes a flag of ``guide evaluate``.
         needs_corpus: whether the evaluation reads the text of the sequences, so that their corpus must be in the store.
+        wants_corpus: whether it reads that text if it is there.
         source: the papers that it comes from, as the sources of patterns and mechanisms.
         floors: how the sequences are laid out for the n-gram floors beside the metrics, a ``layout`` of
             `pipelines.stages.floors`; empty if there are none.
@@ -82,6 +84,7 @@ class Objective:
     card: ClassVar[Card]
     settings: ClassVar[tuple[type[Config], ...]] = ()
     needs_mask_token: ClassVar[bool] = True
+    needs_pad_token: ClassVar[bool] = True
     examples: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[tuple[str, ...]] = ()
     trains_generator: ClassVar[bool] = False
@@ -91,6 +94,7 @@ class Objective:
     evaluation: ClassVar[str] = ""
     evaluation_settings: ClassVar[tuple[type[Config], ...]] = ()
     needs_corpus: ClassVar[bool] = False
+    wants_corpus: ClassVar[bool] = False
     floors: ClassVar[str] = ""
     source: ClassVar[str] = ""
 

@@ -36,7 +36,7 @@ class Prepared:
         """Raises InputError when data, plan, model and settings do not fit each other."""
         _check(config, inputs)
         objective, corpora = config.row, inputs_of("sequences", inputs)
-        tokenizer = read_tokenizer(corpora[0], masked=objective.needs_mask_token)
+        tokenizer = read_tokenizer(corpora[0], masked=objective.needs_mask_token, padded=objective.needs_pad_token)
         plan = Plan.parse(inputs["plan"].text)
         train_split, valid = (
             Examples.read_all(

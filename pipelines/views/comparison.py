@@ -148,7 +148,7 @@ def floors_of(
     from pipelines.stages import floors
     from pipelines.training.objectives import OBJECTIVES
 
-    if curves[0].loss != "mlm":
+    if curves[0].loss not in ("mlm", "clm"):
         return {}
     origin = next((curve.origin for curve in curves if curve.origin.finished), None)
     if origin is None:
@@ -172,7 +172,7 @@ def floors_of(
         notes.append(f"n-gram floors are left out: {error.message}")
         return {}
     if counted["predicted"] < FEW:
-        notes.append(f"n-gram floors are read at only {counted['predicted']:,} masked tokens, so they are rough")
+        notes.append(f"n-gram floors are read at only {counted['predicted']:,} tokens, so they are rough")
     return dict(counted["nats"])
 
 

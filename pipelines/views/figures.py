@@ -45,7 +45,7 @@ RELATIVE = {*("steps_to_equal_score", "equal_seconds", "loss_at_equal_seconds", 
 
 Figures = dict[str, float | None]
 
-LOWER_IS_BETTER = ("loss", "nll", "perplexity", "error")
+LOWER_IS_BETTER = ("loss", "nll", "perplexity", "bits_per_byte", "error")
 """Endings of the names of scores for which lower is better."""
 
 

@@ -45,7 +45,8 @@ def learning_curves(
             f"{final:.2f}", (curve.steps[-1], final), (6, 0), textcoords="offset points", va="center", color=colour
         )
     axes.plot([], [], "o", color="#444444", markersize=5, label="validation")
-    _finish(axes, curves, floors, "optimizer steps", "masked-LM loss (nats per token)")
+    kind = "next-token" if curves[0].loss == "clm" else "masked-LM"
+    _finish(axes, curves, floors, "optimizer steps", f"{kind} loss (nats per token)")
     axes.set_title(title)
     smoothed = f", smoothed over {window} steps on either side\nnumbers: means of the last {window} steps"
     caption = f"training loss{smoothed if window > 1 else ''}"

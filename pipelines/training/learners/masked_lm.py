@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
-from guidance.objectives.masked_lm import IGNORED, cross_entropy
+from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.replaced_token import Unigram, uniform_numbers
-from guidance.objectives.selection import logits_at, put_at
-from guidance.statistics.ngrams import unigram_nats
+from guidance.objectives.selection import put_at
 from pipelines.training.learner import ModelFolder, Setup
 from pipelines.training.learners.generator import Generator, Pair, build_generator
-from pipelines.training.learners.guided import Guides, Inputs, Learner
+from pipelines.training.learners.guided import Inputs
+from pipelines.training.learners.language_model import LanguageModel
 from pipelines.training.learners.masked_batches import FilledBatch, MaskedBatch
 from pipelines.training.model_checks import check_lengths
 from pipelines.training.models import build_model, masker_of
@@ -36,23 +35,14 @@ def prepare(setup: Setup, objective: type[Objective]) -> MaskedLM:
     return FilledLM(setup, model, build_generator(setup, model) if kind == "transformer" else None)
 
 
-class MaskedLM(Learner):
-    """Masked language modelling; see `pipelines.training.learners.guided.Learner`."""
+class MaskedLM(LanguageModel):
+    """Masked language modelling."""
 
     TASKS: ClassVar[tuple[str, ...]] = ("mlm",)
-    """The names that `task_losses` gives; the first decides which step is best."""
 
     def __init__(self, setup: Setup, model: Any) -> None:
-        super().__init__(model, Guides(model, setup, setup.plan), setup)
-        self.pad_id, self.validated = setup.tokenizer.pad_token_id, self.TASKS
         self.masker = masker_of(setup.tokenizer, setup.config.mask_probability)
-
-    @cached_property
-    def floor(self) -> float | None:
-        """The loss that word frequencies alone give, on the sequences that are validated."""
-        valid = self.splits["valid"]
-        read = valid.ids[: int(valid.lengths[: self.num_valid].sum())]
-        return unigram_nats(self.splits["train"].ids, read, self.masker.ordinary)
+        super().__init__(setup, model, self.masker.ordinary)
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> MaskedBatch:
         rows = self.splits[split]
@@ -60,25 +50,7 @@ class MaskedLM(Learner):
         columns = {name: [rows.column(name, i) for _, i in examples] for name in rows.columns}
         return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], columns, examples)
 
-    def counts(self, batch: MaskedBatch) -> dict[str, float]:
-        guidance = self.guide(self.tensors(batch)) if self.guided.on_scores else None
-        judged = {"tokens": self.num_predicted(batch), "sentence": batch.examples}
-        guides = self.guided.counts(batch.examples, judged, guidance)
-        return {**self.task_counts(batch), **guides, "tokens": batch.tokens}
-
-    def losses(self, model: nn.Module, batch: MaskedBatch, step: int) -> dict[str, Tensor]:
-        inputs = self.tensors(batch)
-        guidance = self.guide(inputs, step)
-        if not self.guided.attacks:
-            output = self.call(model, inputs, **self.guided.forward(guidance))
-            return {**self.task_losses(output, inputs), **self.guided.losses(guidance)}
-        output, *clean = self._distributions(model, inputs, guidance=guidance)
-        losses = {**self.task_losses(output, inputs), **self.guided.losses(guidance)}
-        attack = guidance.attack(self.seeds(self.seed, batch.origins))
-        _, *attacked = self._distributions(model, inputs, guidance=attack)
-        return losses | self.guided.attack_losses(attack, clean, attacked)
-
-    def _distributions(self, model: nn.Module, inputs: Inputs, guidance: BatchGuidance) -> tuple[Any, Tensor, Tensor]:
+    def distributions(self, model: nn.Module, inputs: Inputs, guidance: BatchGuidance) -> tuple[Any, Tensor, Tensor]:
         """A forward pass, and what an attack on it is judged by: the logits of the predicted tokens, (N, classes), and the
         output that stands for each example, (B, D)."""
         if self.guided.sentence == "hidden":
@@ -90,38 +62,6 @@ class MaskedLM(Learner):
         output = self.call(model, asked, guidance=guidance)
         output.logits, first = output.logits.split((len(inputs.places_N), batch))
         return output, output.logits, first
-
-    def weights(self, step: int) -> dict[str, float]:
-        return {"mlm": 1.0, **self.guided.weights(step)}
-
-    def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
-        inputs = self.tensors(batch)
-        extra = self.guided.handle.at_inference(**inputs.seen)
-        return self.task_losses(self.call(model, inputs, **extra), inputs), self.task_counts(batch)
-
-    def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
-        """A forward pass whose ``logits`` are those of the predicted tokens, (N, classes)."""
-        return logits_at(model, inputs.places_N, **inputs.model, **extra)
-
-    def num_predicted(self, batch: MaskedBatch) -> float:
-        """How many tokens the model predicts."""
-        return batch.chosen
-
-    def task_counts(self, batch: MaskedBatch) -> dict[str, float]:
-        """The denominators of `task_losses`."""
-        return {"mlm": batch.chosen}
-
-    def task_losses(self, output: Any, inputs: Inputs) -> dict[str, Tensor]:
-        """The undivided losses of a pass, without those of guides."""
-        return {"mlm": cross_entropy(output.logits, inputs.labels_N)}
-
-    def tensors(self, batch: MaskedBatch) -> Inputs:
-        """The batch on the device of the model."""
-        return batch.tensors(self.pad_id, next(self.model.parameters()).device)
-
-    def guide(self, inputs: Inputs, step: int = 0) -> BatchGuidance:
-        """The guidance of a batch, made of its ids, attention mask and features."""
-        return self.guided.handle.guide(**inputs.seen, step=step)
 
 
 class FilledLM(MaskedLM):

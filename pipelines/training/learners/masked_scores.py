@@ -7,18 +7,15 @@ with the same seed.  So the loss of a model on the first sequences of the valida
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
-from torch import Tensor
 
-from guidance.errors import InputError, NumericalError
+from guidance.errors import InputError
 from guidance.installation import Handle
 from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.next_sentence import FOREIGN
@@ -27,43 +24,28 @@ from guidance.tasks.scores import Agreement
 from pipelines.engine.stage import Run
 from pipelines.training.batches import Examples, pad_features
 from pipelines.training.learner import Setup
-from pipelines.training.learners.guided import VALID_EPOCH, Inputs
-from pipelines.training.learners.masked_lm import FilledLM, MaskedLM
+from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.learners.next_sentence import NextSentence, read_documents
 from pipelines.training.learners.replaced_token import ReplacedToken
-from pipelines.training.metrics_files import write_metrics
+from pipelines.training.learners.word_scores import (
+    Columns,
+    exp_of,
+    nll_of,
+    passes,
+    ratio,
+    words_of_rows,
+    write_scores,
+)
 from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import mask_probability_of, read_tokenizer
 from pipelines.training.opening import open_trained
 from pipelines.training.plan_checks import GENERATOR_FOLDER
 from pipelines.training.plan_inputs import features
 
-UNITS = {
-    "sequence": (pa.int32(), "row of the split; with next sentences, number of the example"),
-    "masked": (pa.int32(), "masked tokens"),
-    "correct": (pa.int32(), "masked tokens that the model predicts"),
-    "nll": (
-        pa.float64(),
-        "negative log-likelihood of the masked tokens, or of the classes of all tokens: a sum in nats",
-    ),
-    "follows": (pa.bool_(), "whether the second text follows the first; null without a second text"),
-    "follows_score": (pa.float32(), "probability that the model gives to that"),
-    "tokens": (pa.int32(), "tokens, all of which are judged"),
-    "replaced": (pa.int32(), "tokens that the generator replaced"),
-    "found": (pa.int32(), "tokens that the model takes for replaced ones"),
-    "right": (pa.int32(), "tokens of both kinds"),
-}
-"""The columns of predictions, each with its type and its unit."""
-
 OF_WORDS = ("sequence", "masked", "correct", "nll")
 OF_PAIRS = (*OF_WORDS, "follows", "follows_score")
 OF_TOKENS = ("sequence", "tokens", "replaced", "found", "right", "nll")
 """The columns of the predictions of each evaluation."""
-
-
-def score_schema(names: Sequence[str]) -> pa.Schema:
-    """The schema of ``predictions.parquet`` with these columns."""
-    return pa.schema([pa.field(name, UNITS[name][0], metadata={"unit": UNITS[name][1]}) for name in names])
 
 
 def probability(run_config: Any, model: Any) -> float:
@@ -86,9 +68,9 @@ def evaluate_words(run: Run, folder: Path, model: Any, handle: Handle) -> None:
         NumericalError: the loss is not finite.
     """
     setup = _setup(run, folder, model, handle)
-    learner, columns = MaskedLM(setup, model), _Columns(*OF_WORDS)
-    for numbers, batch, inputs, output in _passes(run, learner):
-        columns.add(sequence=numbers, **_words(output.logits, inputs, batch.length, len(numbers)))
+    learner, columns = MaskedLM(setup, model), Columns(*OF_WORDS)
+    for numbers, batch, inputs, output in passes(run, learner):
+        columns.add(sequence=numbers, **words_of_rows(output.logits, inputs, batch.length, len(numbers)))
     _finish(run, "masked-lm", columns, {}, {}, pseudo=(setup, model, handle))
 
 
@@ -99,16 +81,16 @@ def evaluate_pairs(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     paired = Setup(**{**vars(setup), "valid": documents})
     check_lengths(model.config, {run.config.split: documents}, setup.sequences.reference)
     learner = NextSentence(paired, model, [])
-    columns = _Columns(*OF_PAIRS)
+    columns = Columns(*OF_PAIRS)
     loss = right = 0.0
-    for numbers, batch, inputs, output in _passes(run, learner):
+    for numbers, batch, inputs, output in passes(run, learner):
         logits_B2, labels_B = output.seq_relationship_logits.float(), inputs.relations_B  # type: ignore[attr-defined]
         has_pair = labels_B != IGNORED
         loss += torch.nn.functional.cross_entropy(logits_B2[has_pair], labels_B[has_pair], reduction="sum").item()
         right += int((logits_B2.argmax(-1) == labels_B)[has_pair].sum())
         columns.add(
             sequence=learner.validation[numbers],
-            **_words(output.logits, inputs, batch.length, len(numbers)),
+            **words_of_rows(output.logits, inputs, batch.length, len(numbers)),
             follows=[None if label == IGNORED else label != FOREIGN for label in labels_B.tolist()],
             follows_score=[
                 score if known else None
@@ -116,7 +98,7 @@ def evaluate_pairs(run: Run, folder: Path, model: Any, handle: Handle) -> None:
             ],
         )
     pairs = sum(value is not None for value in columns.values["follows"])
-    more = {"nsp_loss": _ratio(loss, pairs), "nsp_accuracy": _ratio(right, pairs)}
+    more = {"nsp_loss": ratio(loss, pairs), "nsp_accuracy": ratio(right, pairs)}
     signatures = {"nsp_loss": "nats per pair of texts", "nsp_accuracy": "share of the pairs of texts"}
     _finish(run, "masked-lm-nsp", columns, more, signatures, counts={"pairs": pairs}, pseudo=(setup, model, handle))
 
@@ -138,10 +120,10 @@ def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -
         )
     learner, columns = (
         ReplacedToken(setup, model, network),
-        _Columns(*OF_TOKENS),
+        Columns(*OF_TOKENS),
     )
     filling = np.zeros(4)
-    for numbers, batch, inputs, output in _passes(run, learner, filling):
+    for numbers, batch, inputs, output in passes(run, learner, filling):
         judged, size = inputs.places_N.cpu().numpy() // batch.length, len(numbers)
         replaced_N, found_N = (chosen.bool().cpu().numpy() for chosen in (inputs.labels_N, output.logits.argmax(-1)))
         columns.add(
@@ -150,17 +132,17 @@ def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -
             replaced=np.bincount(judged, replaced_N, size),
             found=np.bincount(judged, found_N, size),
             right=np.bincount(judged, replaced_N & found_N, size),
-            nll=np.bincount(judged, _nll(output.logits, inputs.labels_N), size),
+            nll=np.bincount(judged, nll_of(output.logits, inputs.labels_N), size),
         )
     tokens, replaced, found, right = (columns.sum(name) for name in ("tokens", "replaced", "found", "right"))
     agreed = Agreement(right, found, replaced)
     metrics = {
-        "loss": _ratio(columns.sum("nll"), tokens),
+        "loss": ratio(columns.sum("nll"), tokens),
         "precision": agreed.precision if found else None,
         "recall": agreed.recall if replaced else None,
         "f1": agreed.f1 if right else None,
-        "accuracy": _ratio(tokens - found - replaced + 2 * right, tokens),
-        "replaced": _ratio(replaced, tokens),
+        "accuracy": ratio(tokens - found - replaced + 2 * right, tokens),
+        "replaced": ratio(replaced, tokens),
     }
     drawn_by = "a unigram generator" if network is None else "its generator"
     signatures = {
@@ -173,12 +155,12 @@ def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -
     }
     masked = filling[3]
     if network is not None:
-        metrics |= {"generator_loss": _ratio(filling[0], masked), "generator_accuracy": _ratio(filling[1], masked)}
+        metrics |= {"generator_loss": ratio(filling[0], masked), "generator_accuracy": ratio(filling[1], masked)}
         signatures |= {
             "generator_loss": "nats per masked token",
             "generator_accuracy": "share of the masked tokens that the generator would predict",
         }
-    _write(run, "replaced-tokens", columns, metrics, signatures, {"tokens": int(tokens), "masked": int(masked)})
+    write_scores(run, "replaced-tokens", columns, metrics, signatures, {"tokens": int(tokens), "masked": int(masked)})
 
 
 # what they share
@@ -216,85 +198,14 @@ def _setup(
     return Setup(settings, handle.plan, data, tokenizer, train, rows, handles=own_handles)
 
 
-def _passes(
-    run: Run, learner: MaskedLM, filling: np.ndarray | None = None
-) -> Iterator[tuple[np.ndarray, Any, Inputs, Any]]:
-    """The numbers of the sequences of each batch, the batch, its inputs and the output of the model.
-
-    Args:
-        filling: what a generator did is added here: its loss, its right predictions, its mis-predictions, masked tokens.
-    """
-    handle, size, number = learner.guided.handle, run.config.batch_size, learner.num_valid
-    lengths = learner.splits["valid"].lengths[getattr(learner, "validation", np.arange(number))]
-    # similar lengths together; the longest first, so that a batch that is too large fails at once
-    order = np.argsort(-lengths, kind="stable")
-    with run.progress.task("evaluate", total=number, unit="sequences") as bar, torch.no_grad():
-        for start in range(0, number, size):
-            numbers = order[start : start + size]
-            batch: Any = learner.prepare([(VALID_EPOCH, int(i)) for i in numbers], "valid")
-            if filling is not None:
-                generator = learner.generator if isinstance(learner, FilledLM) else None
-                sums = generator.validate(learner.model, batch) if generator else {}
-                filling += [*(float(value) for value in sums.values()), *[0.0] * (3 - len(sums)), batch.chosen]
-            inputs = learner.tensors(batch)
-            yield numbers, batch, inputs, learner.call(learner.model, inputs, **handle.at_inference(**inputs.seen))
-            bar.advance(len(numbers))
-
-
-def _words(logits_NV: Tensor, inputs: Inputs, length: int, size: int) -> dict[str, np.ndarray]:
-    """Of each sequence of a batch: masked tokens, those that were predicted, and the likelihood."""
-    row_N = inputs.places_N.cpu().numpy() // length
-    right_N = (logits_NV.argmax(-1) == inputs.labels_N).cpu().numpy()
-    return {
-        "masked": np.bincount(row_N, minlength=size),
-        "correct": np.bincount(row_N, right_N, size),
-        "nll": np.bincount(row_N, _nll(logits_NV, inputs.labels_N), size),
-    }
-
-
-def _nll(logits: Tensor, labels_N: Tensor) -> np.ndarray:
-    """The negative log-likelihood of each label, float64_N."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return torch.nn.functional.cross_entropy(logits, labels_N, reduction="none").double().cpu().numpy()
-
-
-class _Columns:
-    """The columns of predictions, filled batch by batch."""
-
-    def __init__(self, *names: str) -> None:
-        self.values: dict[str, list[Any]] = {name: [] for name in names}
-
-    def add(self, **columns: Any) -> None:
-        for name, values in columns.items():
-            self.values[name] += values.tolist() if isinstance(values, np.ndarray) else values
-
-    def sum(self, name: str) -> float:
-        return float(math.fsum(self.values[name]))
-
-    def table(self) -> pa.Table:
-        """All rows, in the order of the sequences."""
-        order = np.argsort(self.values["sequence"], kind="stable")
-        schema = score_schema(list(self.values))
-        arrays = [
-            pa.array([int(values[i]) if pa.types.is_integer(kind) else values[i] for i in order], kind)
-            for values, kind in zip(self.values.values(), schema.types, strict=True)
-        ]
-        return pa.table(arrays, schema=schema)
-
-
 def _masking(run: Run) -> str:
     return f"{100 * probability(run.config, run.inputs['model']):g} % masked, seed {run.config.mask_seed}"
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    """None where there is nothing to divide by."""
-    return part / whole if whole else None
 
 
 def _finish(
     run: Run,
     task: str,
-    columns: _Columns,
+    columns: Columns,
     more: Mapping[str, float | None],
     signatures: Mapping[str, str],
     *,
@@ -309,7 +220,7 @@ def _finish(
             hint="--mask-probability, --limit 0, or sequences with more text",
         )
     loss = columns.sum("nll") / masked
-    metrics = {"loss": loss, "perplexity": _exp(loss), "accuracy": columns.sum("correct") / masked, **more}
+    metrics = {"loss": loss, "perplexity": exp_of(loss), "accuracy": columns.sum("correct") / masked, **more}
     told = {
         "loss": f"nats per masked token; {_masking(run)}",
         "perplexity": "e to the power of the loss",
@@ -318,16 +229,12 @@ def _finish(
     }
     if run.config.pseudo_perplexity:
         found, number, rows = _pseudo(run, *pseudo)
-        metrics["pseudo_perplexity"] = None if not number else _exp(found / number)
+        metrics["pseudo_perplexity"] = None if not number else exp_of(found / number)
         told["pseudo_perplexity"] = (
             f"every token masked alone, {number:,} tokens of {rows:,} sequences (Salazar et al. 2020)"
         )
     floors = run.inputs["floors"].counts["nats"] if "floors" in run.inputs else {}
-    _write(run, task, columns, metrics, told, {"masked": int(masked), **(counts or {})}, floors=floors)
-
-
-def _exp(loss: float) -> float | None:
-    return math.exp(loss) if loss < 700 else None
+    write_scores(run, task, columns, metrics, told, {"masked": int(masked), **(counts or {})}, floors=floors)
 
 
 def _pseudo(run: Run, setup: Setup, model: Any, handle: Any) -> tuple[float, int, int]:
@@ -350,25 +257,7 @@ def _pseudo(run: Run, setup: Setup, model: Any, handle: Any) -> tuple[float, int
                 columns["original"] = torch.from_numpy(np.tile(ids, (len(some), 1))).to(device)
                 at = torch.from_numpy(np.arange(len(some)) * len(ids) + some).to(device)
                 output = logits_at(model, at, **inputs, **handle.at_inference(**inputs, **columns))
-                total += float(_nll(output.logits, torch.from_numpy(ids[some]).to(device)).sum())
+                total += float(nll_of(output.logits, torch.from_numpy(ids[some]).to(device)).sum())
                 number += len(some)
             bar.advance(1)
     return total, number, kept
-
-
-def _write(
-    run: Run,
-    task: str,
-    columns: _Columns,
-    metrics: Mapping[str, float | None],
-    signatures: Mapping[str, str],
-    counts: Mapping[str, int],
-    **more: Any,
-) -> None:
-    for name, value in metrics.items():
-        if value is not None and not math.isfinite(value):
-            raise NumericalError(f"{name} is not finite ({value})", hint="were the weights of the model finite?")
-    table = columns.table()
-    with run.out.parquet("predictions.parquet", table.schema) as writer:
-        writer.write_table(table)
-    write_metrics(run, task, metrics, signatures, {"sequences": table.num_rows, **counts}, **more)

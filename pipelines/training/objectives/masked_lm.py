@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.training.objective import Card, Objective
 from pipelines.training.plan_checks import GENERATOR_CARD
-from pipelines.training.settings import Filling, MaskedEvaluation, Masking, WordEvaluation
+from pipelines.training.settings import Filling, FloorEvaluation, MaskedEvaluation, Masking, PseudoEvaluation
 
 
 class MaskedLanguageModelling(Objective):
@@ -29,5 +29,5 @@ class MaskedLanguageModelling(Objective):
     measured_as = "masked-lm"
     head = "ForMaskedLM"
     evaluation = "pipelines.training.learners.masked_scores:evaluate_words"
-    evaluation_settings = (MaskedEvaluation, WordEvaluation)
+    evaluation_settings = (MaskedEvaluation, FloorEvaluation, PseudoEvaluation)
     floors = "sequences"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipelines.training.objective import Card, Objective
-from pipelines.training.settings import MaskedEvaluation, Masking, WordEvaluation
+from pipelines.training.settings import FloorEvaluation, MaskedEvaluation, Masking, PseudoEvaluation
 
 if TYPE_CHECKING:
     from guidance.guide import Guide
@@ -29,7 +29,7 @@ class NextSentencePrediction(Objective):
     measured_as = "masked-lm-nsp"
     head = "BertForPreTraining"
     evaluation = "pipelines.training.learners.masked_scores:evaluate_pairs"
-    evaluation_settings = (MaskedEvaluation, WordEvaluation)
+    evaluation_settings = (MaskedEvaluation, FloorEvaluation, PseudoEvaluation)
     floors = "pairs"
 
     @classmethod

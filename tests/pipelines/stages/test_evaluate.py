@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2Model
 
 from guidance.errors import InputError, PlanError
 from guidance.guide import Guide
@@ -147,7 +147,7 @@ def test_an_ordinary_folder_is_measured_and_pseudo_perplexity_masks_one_token_at
 
 
 def test_the_class_decides_and_other_models_are_refused_by_name(shop: tuple[Store, Artifact], tmp_path: Path) -> None:
-    causal = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=64))
+    causal = GPT2Model(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=64))
     with pytest.raises(InputError, match=r"a gpt2 model without a head for any of .*masked-lm"):
         measured(shop[0], folder_of(causal, tmp_path / "gpt2"), shop[1])
     larger = bert(num_labels=3)

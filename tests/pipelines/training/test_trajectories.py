@@ -73,6 +73,8 @@ CASES = {
     "electra with conflicts": Case(("words",), ELECTRA, CONFLICT, counts=True),
     "electra, unigram": Case(("words",), {**ELECTRA, "generator": "unigram"}, CONFLICT, counts=True),
     "electra, attacked": Case(("words",), ELECTRA, ADVERSARY),
+    "clm": Case(("words",), {"objective": "clm", "batch_tokens": 100}, "preset:ag-causal"),
+    "clm, attacked": Case(("words",), {"objective": "clm", "architecture": "gpt2"}, ADVERSARY),
     "translation": Case(("pairs",), {"objective": "translation", "bucket": True}, "preset:ag-translation"),
 }
 

@@ -1,0 +1,100 @@
+"""The learner of all objectives that predict words: what masked and causal language models share."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from guidance.batch import BatchGuidance
+from guidance.objectives.masked_lm import cross_entropy
+from guidance.objectives.selection import logits_at
+from guidance.statistics.ngrams import unigram_nats
+from pipelines.training.learner import Setup
+from pipelines.training.learners.guided import Guides, Inputs, Learner
+from pipelines.training.learners.masked_batches import MaskedBatch
+
+
+class LanguageModel(Learner):
+    """Predicts words of sequences; see `pipelines.training.learners.guided.Learner`."""
+
+    TASKS: ClassVar[tuple[str, ...]]
+    """The names that `task_losses` gives; the first is that of the objective, and decides which step is best."""
+
+    JUDGED: ClassVar[tuple[str, ...]] = ("tokens", "sentence")
+    """The outputs that an attack is judged by: the words that are predicted, and what stands for a whole sequence."""
+
+    def __init__(self, setup: Setup, model: Any, words: np.ndarray) -> None:
+        """
+        Args:
+            words: the ids that are predicted, ascending.
+        """
+        super().__init__(model, Guides(model, setup, setup.plan, judged=self.JUDGED), setup)
+        self.pad_id, self.validated, self.words = setup.tokenizer.pad_token_id, self.TASKS, words
+
+    @cached_property
+    def floor(self) -> float | None:
+        """The loss that word frequencies alone give, on the sequences that are validated."""
+        valid = self.splits["valid"]
+        read = valid.ids[: int(valid.lengths[: self.num_valid].sum())]
+        return unigram_nats(self.splits["train"].ids, read, self.words)
+
+    def counts(self, batch: MaskedBatch) -> dict[str, float]:
+        guidance = self.guide(self.tensors(batch)) if self.guided.on_scores else None
+        numbers = {"tokens": self.num_predicted(batch), "sentence": batch.examples}
+        judged = {output: numbers[output] for output in self.JUDGED}
+        guides = self.guided.counts(batch.examples, judged, guidance)
+        return {**self.task_counts(batch), **guides, "tokens": batch.tokens}
+
+    def losses(self, model: nn.Module, batch: MaskedBatch, step: int) -> dict[str, Tensor]:
+        inputs = self.tensors(batch)
+        guidance = self.guide(inputs, step)
+        if not self.guided.attacks:
+            output = self.call(model, inputs, **self.guided.forward(guidance))
+            return {**self.task_losses(output, inputs), **self.guided.losses(guidance)}
+        output, *clean = self.distributions(model, inputs, guidance=guidance)
+        losses = {**self.task_losses(output, inputs), **self.guided.losses(guidance)}
+        attack = guidance.attack(self.seeds(self.seed, batch.origins))
+        _, *attacked = self.distributions(model, inputs, guidance=attack)
+        return losses | self.guided.attack_losses(attack, clean, attacked)
+
+    def distributions(
+        self, model: nn.Module, inputs: Inputs, guidance: BatchGuidance
+    ) -> tuple[Any, *tuple[Tensor, ...]]:
+        """A forward pass, and the logits of each of the `JUDGED` outputs, first those of the predicted tokens, (N, classes)."""
+        output = self.call(model, inputs, guidance=guidance)
+        return output, output.logits
+
+    def weights(self, step: int) -> dict[str, float]:
+        return {self.TASKS[0]: 1.0, **self.guided.weights(step)}
+
+    def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
+        inputs = self.tensors(batch)
+        extra = self.guided.handle.at_inference(**inputs.seen)
+        return self.task_losses(self.call(model, inputs, **extra), inputs), self.task_counts(batch)
+
+    def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
+        """A forward pass whose ``logits`` are those of the predicted tokens, (N, classes)."""
+        return logits_at(model, inputs.places_N, **inputs.model, **extra)
+
+    def num_predicted(self, batch: MaskedBatch) -> float:
+        """How many tokens the model predicts."""
+        return batch.chosen
+
+    def task_counts(self, batch: MaskedBatch) -> dict[str, float]:
+        """The denominators of `task_losses`."""
+        return {self.TASKS[0]: batch.chosen}
+
+    def task_losses(self, output: Any, inputs: Inputs) -> dict[str, Tensor]:
+        """The undivided losses of a pass, without those of guides."""
+        return {self.TASKS[0]: cross_entropy(output.logits, inputs.labels_N)}
+
+    def tensors(self, batch: MaskedBatch) -> Inputs:
+        """The batch on the device of the model."""
+        return batch.tensors(self.pad_id, next(self.model.parameters()).device)
+
+    def guide(self, inputs: Inputs, step: int = 0) -> BatchGuidance:
+        """The guidance of a batch, made of its ids, attention mask and features."""
+        return self.guided.handle.guide(**inputs.seen, step=step)

@@ -4,8 +4,8 @@ A sequence may hold several documents, ``begin A separator B separator``.  A sep
 predicts it, and begins the next one, whose first token it predicts.  No attention crosses from one document to another, and
 positions count from the start of the document, so a document is read as if it stood alone.
 
-Source: Radford et al. 2019, section 2 (one token between documents); Grattafiori et al. 2024, section 3.2 (a mask that keeps
-the documents of a sequence apart).
+Source: Radford et al. 2019, section 2, equation 1; Grattafiori et al. 2024, section 3.2 (a mask that keeps the documents of a
+sequence apart).
 """
 
 from __future__ import annotations

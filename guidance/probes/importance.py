@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from guidance.errors import NumericalError, UnsupportedModel
 from guidance.sites import Site
@@ -23,7 +24,7 @@ _INTO = (
 )
 """The names of the matrices whose rows belong to heads."""
 
-_OUT = ("out_lin", "out_proj", "o", "Wo", "dense", "up")
+_OUT = ("out_lin", "out_proj", "o_proj", "o", "Wo", "dense", "c_proj", "up")
 """The names of the matrix whose columns belong to heads, where it is part of the attention module."""
 
 
@@ -79,17 +80,30 @@ def _matrices(model: nn.Module, name: str, module: nn.Module, site: Site) -> Ite
         if chosen is None:
             raise UnsupportedModel(f"{name}: a {type(module).__name__}, whose queries, keys and values were not found")
         into = [(children[child], 1) for child in chosen]
+    weights = [linear.weight for linear, _ in into if isinstance(linear.weight, Tensor)]
+    if len({len(weight) for weight in weights}) > 1:
+        raise UnsupportedModel(
+            f"{name}: heads of a {type(module).__name__} share keys, whose importance belongs to none of them"
+        )
     for linear, groups in into:
         for parameter in (linear.weight, linear.bias):
             if isinstance(parameter, Tensor):
                 yield parameter, 0, groups
+    yield _output(model, name, module), 1, 1
+
+
+def _output(model: nn.Module, name: str, module: nn.Module) -> Tensor:
+    """The output matrix of a module, whose columns belong to heads."""
+    children = dict(module.named_children())
     out = next((children[child] for child in _OUT if child in children), None)
     if out is None:  # BERT and its kind have it beside the attention module
         parent = model.get_submodule(name.rpartition(".")[0])
         out = getattr(getattr(parent, "output", None), "dense", None)
+    if isinstance(out, Conv1D):
+        return out.weight.T
     if not isinstance(out, nn.Linear):
         raise UnsupportedModel(f"{name}: the output matrix of a {type(module).__name__} was not found")
-    yield out.weight, 1, 1
+    return out.weight
 
 
 @contextmanager
@@ -103,7 +117,7 @@ def switched_off(
         with torch.no_grad():
             for module, head in heads:
                 (own, *_) = sites[module]
-                *_, (weight, _, _) = _matrices(model, names[module], module, own)
+                weight = _output(model, names[module], module)
                 width = weight.shape[1] // own.num_heads
                 columns = weight[:, head * width : (head + 1) * width]
                 before.append((columns, columns.clone()))

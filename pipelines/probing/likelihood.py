@@ -1,6 +1,7 @@
-"""Pseudo-log-likelihood: how likely a masked language model finds a text, one masked token after the other.
+"""How likely a language model finds a text: of a causal one the log-likelihood, each token after those before it; of a masked one
+the pseudo-log-likelihood, one masked token after the other.
 
-Source: Salazar et al. 2020, equation 3; Kauf & Ivanova 2023, section 3, for words of several tokens (within words from left to
+Source of the latter: Salazar et al. 2020, equation 3; Kauf & Ivanova 2023, section 3, for words of several tokens (within words from left to
 right).
 """
 
@@ -14,15 +15,18 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from tokenizers import processors
 
 import guidance
+from guidance.checkpoint import config_of
 from guidance.errors import InputError
-from guidance.objectives.selection import logits_at
+from guidance.objectives.selection import logits_at, places_of
 from guidance.plan import Plan
 from guidance.probes.importance import switched_off
 from pipelines.probing.heads import no_such_head
 from pipelines.training.batches import ids_and_mask, pad, pad_features
 from pipelines.training.live_text import Batch, Filler
+from pipelines.training.objectives.next_token import CausalLanguageModelling
 from pipelines.training.opening import Unguided
 
 Masking = Literal["token", "word"]
@@ -41,7 +45,7 @@ class Likelihood:
 
     @property
     def total(self) -> float:
-        """The pseudo-log-likelihood."""
+        """The log-likelihood, of masked language models the pseudo-log-likelihood."""
         return float(self.scores.sum())
 
 
@@ -75,7 +79,7 @@ class Scorer(Filler):
         self, folder: Path, *, device: str = "auto", random_seed: int | None = None, guided: bool = True
     ) -> None:
         super().__init__(folder, device, random_seed)
-        if self.special["mask"] is None:
+        if self.spells_masks and self.special["mask"] is None:
             raise InputError(f"{folder}: its tokenizer has no mask token")
         if not guided and not isinstance(self.handle, Unguided):
             self.handle.remove()
@@ -147,3 +151,47 @@ class Scorer(Filler):
         if isinstance(self.handle, Unguided):
             self.handle = guidance.install(self.model, Plan())
         return self.handle.sites
+
+
+class CausalScorer(Scorer):
+    """A causal language model that scores texts, each after the token that begins sequences."""
+
+    spells_masks = False
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, **options)
+        begin = self.special["cls"]
+        name = self.tokenizer.id_to_token(begin)
+        self.tokenizer.post_processor = processors.TemplateProcessing(
+            single=[name, "$A"], special_tokens=[(name, begin)]
+        )
+
+    def check(self, folder: Path, config: Any) -> None:
+        """Nothing: `open_scorer` knows what it opens."""
+
+    def likelihoods(self, texts: Sequence[str], masking: Masking, batch_size: int) -> list[Likelihood]:
+        """The likelihood of each text; nothing is masked."""
+        found: list[Likelihood] = []
+        for start in range(0, len(texts), batch_size):
+            batch = self.read(texts[start : start + batch_size])
+            ids_BT, valid_BT = batch.inputs["input_ids"], batch.inputs["attention_mask"].bool()
+            places_N, labels_N = places_of(valid_BT[:, 1:].cpu()).to(ids_BT.device), ids_BT[:, 1:][valid_BT[:, 1:]]
+            before = ids_BT.shape[1] - 1
+            at_N = places_N // before * ids_BT.shape[1] + places_N % before if before else places_N
+            with torch.no_grad():
+                extra = self.handle.at_inference(**batch.inputs, **batch.columns)
+                logits_NV = logits_at(self.model, at_N, **batch.inputs, **extra, use_cache=False).logits
+            logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+            scores_N = -torch.nn.functional.cross_entropy(logits_NV, labels_N, reduction="none").double().cpu().numpy()
+            ends = np.cumsum(valid_BT[:, 1:].sum(-1).cpu().numpy())
+            for ids, scores in zip(
+                np.split(labels_N.cpu().numpy(), ends[:-1]), np.split(scores_N, ends[:-1]), strict=True
+            ):
+                found.append(Likelihood(ids, scores))
+        return found
+
+
+def open_scorer(folder: Path, **options: Any) -> Scorer:
+    """The scorer of a masked or a causal language model, with the arguments of `Scorer`.  Raises InputError if it is neither."""
+    is_causal = CausalLanguageModelling.measures(config_of(folder), None)
+    return (CausalScorer if is_causal else Scorer)(folder, **options)

@@ -95,7 +95,7 @@ class HeldOut:
         plan = find_plan(folder) or Plan()
         check_needs(plan, str(folder), inputs, training=False)
         self.model, self.handle = open_watched(folder, read_tables(inputs), config.device, row.opened_as())
-        self.tokenizer = read_tokenizer(self._data, masked=task is None)
+        self.tokenizer = read_tokenizer(self._data, masked=task is None, padded=task is None)
         check_model(self.model, folder, self.tokenizer)
         self.model.requires_grad_(True).eval()
         self._features = features(plan, training=False)

@@ -74,7 +74,7 @@ class WatchedSequences:
         self.plan = find_plan(folder) or Plan()
         check_needs(self.plan, str(folder), inputs, training=False)
         self.model, self.handle = open_watched(folder, read_tables(inputs), config.device)
-        self.tokenizer = read_tokenizer(data, masked=False)
+        self.tokenizer = read_tokenizer(data, masked=False, padded=False)
         check_model(self.model, folder, self.tokenizer)
         if self.model.config.is_encoder_decoder:
             raise InputError(f"{folder}: an encoder-decoder; probes read encoders")

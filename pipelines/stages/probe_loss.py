@@ -1,15 +1,15 @@
-"""Stage ``probe-loss``: where is a masked language model good?
+"""Stage ``probe-loss``: where is a language model good?
 
 Reads a model and sequences, and masks if they are given.  Writes probe@1: ``slices.parquet`` (one row for each slice: the loss of the
 model beside n-gram floors), ``probe.json`` and ``loss.png``.
 
-The slices are by how often the token occurs in the training text, its place in the sequence, whether its neighbours are masked, whether
-it begins a word, and its part of speech, if the masks have it.  Source of the floors: `guidance.statistics.ngrams`.
+The slices are by how often the token occurs in the training text, its place in the sequence, in masked language models whether its
+neighbours are masked, whether it begins a word, and its part of speech, if the masks have it.  Source of the floors: `guidance.statistics.ngrams`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -26,7 +26,8 @@ from pipelines.storage.tables import Columns
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
-    from pipelines.probing.sequences import WatchedSequences
+    from pipelines.probing.sequences import Batch, WatchedSequences
+    from pipelines.training.learners.guided import Inputs
 
 TABLE = "slices.parquet"
 
@@ -37,7 +38,7 @@ FLOORS = ("unigram", "previous", "neighbours", "ngrams")
 
 
 class Config(SequencesConfig):
-    """Which words are masked."""
+    """Which words are predicted; causal models predict all."""
 
     limit: int = Field(2000, ge=0, description="Maximum number of sequences; 0 for all.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the masking, as in training.")
@@ -47,33 +48,60 @@ class Config(SequencesConfig):
 SLICES: Columns = {
     "slice": ("string", "what the tokens are divided by; all for all of them"),
     "value": ("string", "which of them"),
-    "tokens": ("int64", "masked tokens"),
-    "loss": ("float64", "nats per masked token"),
-    "accuracy": ("float64", "share of the masked tokens that the model predicts"),
+    "tokens": ("int64", "predicted tokens"),
+    "loss": ("float64", "nats per predicted token"),
+    "accuracy": ("float64", "share of these tokens that the model finds most likely"),
     **dict.fromkeys(FLOORS, ("float64", "loss of the n-gram floor")),
 }
 """Columns of ``slices.parquet``."""
 
 
 def measure(run: Run[Config]) -> Findings:
-    """The loss of every slice.  Raises InputError if the model predicts no masked words, or none was masked."""
+    """The loss of every slice.  Raises InputError if the model predicts no words, or there is none to predict."""
+    from guidance.objectives.causal_lm import documents_of, next_words, starts_of, words_of
+    from guidance.objectives.masked_lm import IGNORED
     from pipelines.probing.sequences import WatchedSequences
     from pipelines.statistics.floors import Counted, predicted
     from pipelines.training.batches import Examples
+    from pipelines.training.learners.causal_lm import CausalBatch
     from pipelines.training.learners.guided import VALID_EPOCH
+    from pipelines.training.learners.masked_batches import MaskedBatch
     from pipelines.training.models import masker_of, read_tokenizer
+    from pipelines.training.objectives.next_token import CausalLanguageModelling
 
     config, data = run.config, run.inputs["sequences"]
-    watched, tokenizer = WatchedSequences(run.inputs, config), read_tokenizer(data)
+    watched = WatchedSequences(run.inputs, config)
     if watched.model.get_output_embeddings() is None:
-        raise InputError("the model predicts no masked words", hint="a masked language model of `guide pretrain`")
-    masker = masker_of(tokenizer, config.mask_probability)
-    masked = [masker(watched.rows[n], seed=config.seed, epoch=VALID_EPOCH, example=n) for n in range(watched.number)]
-    losses, correct = _losses(run, watched, masked, tokenizer.pad_token_id)
+        raise InputError("the model predicts no words", hint="a language model of `guide pretrain`")
+    is_causal = CausalLanguageModelling.measures(watched.model.config, None)
+    tokenizer = read_tokenizer(data, masked=not is_causal, padded=not is_causal)
+    size, train = len(tokenizer), Examples.read(data, "train", len(tokenizer))
+    rows = [watched.rows[n] for n in range(watched.number)]
+    if is_causal:
+        if "mask_probability" in config.model_fields_set:
+            raise InputError("--mask-probability is for masked language models, and this one is causal")
+        words, separator = words_of(tokenizer), tokenizer.sep_token_id
+        asked = [(row, np.append(IGNORED, next_words(row, starts_of(row, separator), words)[:-1])) for row in rows]
+        alone = [document for row in rows for document in documents_of(row, separator, words)]
+        counted, places = Counted.before(train, words, separator, size), predicted(alone, size)
+
+        def read(batch: Batch) -> tuple[Inputs, dict[str, Any]]:
+            ids = [rows[n] for n in batch.numbers]
+            inputs = CausalBatch.of(ids, separator, words).tensors_for(watched.model, tokenizer.pad_token_id)
+            return inputs, {**inputs.model, "use_cache": False}
+    else:
+        masker = masker_of(tokenizer, config.mask_probability)
+        asked = [masker(row, seed=config.seed, epoch=VALID_EPOCH, example=n) for n, row in enumerate(rows)]
+        counted, places = Counted.of(train, masker, seed=config.seed), predicted(asked, size)
+
+        def read(batch: Batch) -> tuple[Inputs, dict[str, Any]]:
+            seen, labels = map(list, zip(*(asked[n] for n in batch.numbers), strict=True))
+            inputs = MaskedBatch(seen, labels).tensors(tokenizer.pad_token_id, watched.device)
+            return inputs, {**batch.inputs, **inputs.model}
+
+    losses, correct = _losses(run, watched, read)
     if not len(losses):
-        raise InputError(f"{data.reference}: no token of {config.split!r} was masked", hint="--limit 0")
-    train = Examples.read(data, "train", len(tokenizer))
-    counted = Counted.of(train, masker, seed=config.seed)
+        raise InputError(f"{data.reference}: no token of {config.split!r} was predicted", hint="--limit 0")
     floors: dict[str, np.ndarray] = {}
     if config.split == "train":
         run.warn(
@@ -81,34 +109,37 @@ def measure(run: Run[Config]) -> Findings:
             " floors; sequences with a validation split have them"
         )
     elif len(counted.places):
-        estimates = counted.estimates(predicted(masked, masker.vocab_size))
-        floors = {name: -np.log(estimates[name]) for name in FLOORS}
+        estimates = counted.estimates(places)
+        floors = {name: -np.log(estimate) for name, estimate in estimates.items()}
     else:
         run.warn(f"{data.reference} has no training text, so there are no floors")
-    slices = _slices(watched, masked, np.bincount(train.ids, minlength=len(tokenizer)))
-    rows = _rows(slices, losses, correct, floors)
-    run.out.write_rows(TABLE, SLICES, rows, may_be_null=FLOORS)
-    run.out.write("loss.png", _picture(rows, name_of_model(run.inputs["model"])))
-    return Findings({"sequences": watched.number, "tokens": len(losses)}, {"slices": rows})
+    slices = _slices(watched, asked, np.bincount(train.ids, minlength=size), is_causal=is_causal)
+    table = _rows(slices, losses, correct, floors)
+    run.out.write_rows(TABLE, SLICES, table, may_be_null=FLOORS)
+    run.out.write("loss.png", _picture(table, name_of_model(run.inputs["model"]), is_causal=is_causal))
+    return Findings({"sequences": watched.number, "tokens": len(losses)}, {"slices": table})
 
 
-def _losses(run: Run[Config], watched: WatchedSequences, masked: Masked, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """The loss of each masked token, and whether it was predicted."""
+def _losses(
+    run: Run[Config], watched: WatchedSequences, read: Callable[[Batch], tuple[Inputs, dict[str, Any]]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The loss of each predicted token, and whether it is the most likely one.
+
+    Args:
+        read: from a batch to the places that are predicted, and the arguments of the model.
+    """
     import torch
 
     from guidance.objectives.selection import logits_at
     from pipelines.probing.sequences import batches_of
-    from pipelines.training.learners.masked_batches import MaskedBatch
 
     losses, correct = [np.zeros(0)], [np.zeros(0, bool)]
     with torch.no_grad():
         for batch in batches_of(run, watched, run.config.batch_size):
-            seen, labels = map(list, zip(*(masked[n] for n in batch.numbers), strict=True))
-            inputs = MaskedBatch(seen, labels).tensors(pad_id, watched.device)
+            inputs, given = read(batch)
             if not len(inputs.places_N):
                 continue
-            extra = watched.handle.at_inference(**{**watched.guide_inputs(batch), **inputs.model, **inputs.columns})
-            given = {**batch.inputs, **inputs.model}
+            extra = watched.handle.at_inference(**{**watched.guide_inputs(batch), **inputs.seen})
             logits_NV = logits_at(watched.model, inputs.places_N, **given, **extra).logits.float()
             losses_N = torch.nn.functional.cross_entropy(logits_NV, inputs.labels_N, reduction="none")
             losses.append(losses_N.double().cpu().numpy())
@@ -117,17 +148,20 @@ def _losses(run: Run[Config], watched: WatchedSequences, masked: Masked, pad_id:
 
 
 Masked = Sequence[tuple["np.ndarray", "np.ndarray"]]
-"""Of each sequence the ids after masking, and the labels."""
+"""Of each sequence the ids as the model sees them, and these tokens themselves where they are predicted."""
 
 
-def _slices(watched: WatchedSequences, masked: Masked, frequency: np.ndarray) -> dict[str, list[str]]:
-    """Of each masked token, in order, the part of each slice that it belongs to."""
+def _slices(
+    watched: WatchedSequences, masked: Masked, frequency: np.ndarray, *, is_causal: bool
+) -> dict[str, list[str]]:
+    """Of each predicted token, in order, the part of each slice that it belongs to."""
     from guidance.objectives.masked_lm import IGNORED
     from guidance.patterns.features import UPOS
 
     tokenizer, rows = watched.tokenizer, watched.rows
     begins = _begins(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
-    parts: dict[str, list[str]] = {"frequency": [], "place": [], "neighbours": []}
+    parts: dict[str, list[str]] = {"frequency": [], "place": []}
+    parts |= {} if is_causal else {"neighbours": []}
     parts |= {"word": []} if begins is not None else {}
     parts |= {"part of speech": []} if "pos" in rows.columns else {}
     for n, (seen, wanted) in enumerate(masked):
@@ -135,8 +169,10 @@ def _slices(watched: WatchedSequences, masked: Masked, frequency: np.ndarray) ->
         for token in np.flatnonzero(wanted != IGNORED).tolist():
             parts["frequency"].append(_band(int(frequency[wanted[token]])))
             parts["place"].append(f"quarter {1 + 4 * token // size}")
-            hidden = sum(0 <= token + step < size and seen[token + step] == tokenizer.mask_token_id for step in (-1, 1))
-            parts["neighbours"].append(("both visible", "one masked", "both masked")[hidden])
+            if not is_causal:
+                mask = tokenizer.mask_token_id
+                hidden = sum(0 <= token + step < size and seen[token + step] == mask for step in (-1, 1))
+                parts["neighbours"].append(("both visible", "one masked", "both masked")[hidden])
             if begins is not None:
                 parts["word"].append("begins a word" if begins[wanted[token]] else "continues a word")
             if "pos" in rows.columns:
@@ -175,7 +211,9 @@ def _rows(
             own = known == part
             row = {"slice": name, "value": part, "tokens": int(own.sum()), "loss": float(losses[own].mean())}
             row |= {"accuracy": float(correct[own].mean())}
-            rows.append(row | {floor: float(floors[floor][own].mean()) if floors else None for floor in FLOORS})
+            rows.append(
+                row | {floor: float(floors[floor][own].mean()) if floor in floors else None for floor in FLOORS}
+            )
     return rows
 
 
@@ -190,7 +228,7 @@ def _order(part: str) -> tuple[float, str]:
     return (float(digits), part) if digits.isdigit() else (float("inf"), part)
 
 
-def _picture(rows: Sequence[Mapping[str, Any]], model: str) -> bytes:
+def _picture(rows: Sequence[Mapping[str, Any]], model: str, *, is_causal: bool) -> bytes:
     """The loss of each part of each slice as a bar, with two n-gram floors as marks."""
     from pipelines.drawing import figure_of, png
 
@@ -204,7 +242,7 @@ def _picture(rows: Sequence[Mapping[str, Any]], model: str) -> bytes:
     axes.set_yticks(
         heights, [row["value"] if row["slice"] == "all" else f"{row['slice']}: {row['value']}" for row in rows]
     )
-    axes.set_xlabel("nats per masked token")
+    axes.set_xlabel("nats per token" if is_causal else "nats per masked token")
     axes.set_title(f"Loss of {model}, against counts of tokens", fontsize=11, parse_math=False)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
@@ -228,7 +266,7 @@ STAGE = probe(
     takes=ON_SEQUENCES,
     table=_table,
     writes={TABLE: SLICES},
-    help="""Say where a masked language model is good: its loss by frequency, place, neighbours and part of speech.
+    help="""Say where a language model is good: its loss by frequency, place, neighbours and part of speech.
 
     Each line also has the n-gram floors of the same tokens, counted in the training text of the sequences.
     """,

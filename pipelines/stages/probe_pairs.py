@@ -1,4 +1,4 @@
-"""Stage ``probe-blimp``: does a masked language model find the good sentence of a minimal pair more likely than the bad one?
+"""Stage ``probe-blimp``: does a language model find the good sentence of a minimal pair more likely than the bad one?
 
 Reads a model and files of minimal pairs, and sequences for n-gram floors if they are given.  Writes probe@1: ``pairs.parquet`` (one
 row for each pair), ``paradigms.parquet`` (one row for each paradigm), ``probe.json``, and with ``--each-head`` ``heads.parquet`` and
@@ -50,7 +50,7 @@ class Config(stage.Config):
     masking: Literal["token", "word"] = Field(
         "token",
         description="Tokens hidden while a token is scored: the token; or also the later tokens of its word, so that they do "
-        "not give it away.",
+        "not give it away. In causal models nothing is hidden but what follows.",
     )
     limit: int = Field(0, ge=0, description="Maximum number of pairs of each paradigm; 0 for all.")
     floors: str = Field(
@@ -87,8 +87,8 @@ OF_PAIRS: Columns = {
     "paradigm": ("string", "UID of the pair, or the name of its file"),
     "good": ("string", "the good sentence"),
     "bad": ("string", "the bad one"),
-    "good_score": ("float64", "pseudo-log-likelihood of the good sentence, in nats"),
-    "bad_score": ("float64", "pseudo-log-likelihood of the bad one, in nats"),
+    "good_score": ("float64", "log-likelihood of the good sentence, in nats; pseudo-log-likelihood by masked models"),
+    "bad_score": ("float64", "that of the bad one, in nats"),
     "right": ("bool", "whether the good one is higher; equal scores are wrong"),
 }
 """Columns of ``pairs.parquet``."""
@@ -122,13 +122,17 @@ def measure(run: Run[Config]) -> Findings:
     """Which sentence of each pair the model finds more likely.
 
     Raises:
-        InputError: a line of a file is no pair; or the model predicts no masked words; or it has no head that ``off`` names.
+        InputError: a line of a file is no pair; or the model predicts no words; or it has no head that ``off`` names; or it is a
+            causal one, and words are to be masked.
     """
-    from pipelines.probing.likelihood import Scorer
+    from pipelines.probing.likelihood import CausalScorer, open_scorer
 
     config = run.config
     pairs = list(_pairs(run))
-    scorer = Scorer(folder_of(run.inputs["model"]), device=config.device, random_seed=config.random, guided=config.plan)
+    folder = folder_of(run.inputs["model"])
+    scorer = open_scorer(folder, device=config.device, random_seed=config.random, guided=config.plan)
+    if isinstance(scorer, CausalScorer) and config.masking == "word":
+        raise InputError(f"--masking word: {folder} is a causal language model, in which nothing is masked")
     passes = 1 + (len(scorer.heads()) if config.each_head else 0)
     summary: dict[str, Any] = {}
     with run.progress.task("probe", total=passes * len(pairs), unit="pairs") as bar:
@@ -168,25 +172,32 @@ def _scores(scorer: Scorer, pairs: Sequence[Pair], config: Config, bar: Any) -> 
 
 
 def _floors(run: Run, scorer: Scorer, ids: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """By floor, the scores of both sentences of each pair, (pairs, 2): log-probabilities of tokens between their neighbours."""
+    """By floor, the scores of both sentences of each pair, (pairs, 2): log-probabilities of tokens between their neighbours, or after
+    those before them in causal models."""
+    from guidance.objectives.causal_lm import words_of
     from guidance.statistics.ngrams import Places
+    from pipelines.probing.likelihood import CausalScorer
     from pipelines.statistics.floors import Counted
     from pipelines.training.batches import Examples
     from pipelines.training.model_checks import check_model
     from pipelines.training.models import masker_of, read_tokenizer
 
     data = run.inputs["sequences"]
-    tokenizer = read_tokenizer(data)
+    is_causal = isinstance(scorer, CausalScorer)
+    tokenizer = read_tokenizer(data, masked=not is_causal, padded=not is_causal)
     check_model(scorer.model, scorer.folder, tokenizer)
-    masker = masker_of(tokenizer, 0.15)
-    counted = Counted.of(Examples.read(data, "train", len(tokenizer)), masker)
+    train, size = Examples.read(data, "train", len(tokenizer)), len(tokenizer)
+    if is_causal:
+        counted = Counted.before(train, words_of(tokenizer), tokenizer.sep_token_id, size)
+    else:
+        counted = Counted.of(train, masker_of(tokenizer, 0.15))
     if not len(counted.places):
         raise InputError(f"{data.reference}: no training text to count")
     # each sentence between the special tokens that training sequences have
     begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
     framed = np.concatenate([part for one in ids for part in (begin, one, end)])
     is_text = np.concatenate([part for one in ids for part in ([False], np.ones(len(one), bool), [False])])
-    places = Places.of(framed, framed, np.cumsum([0, *(len(one) + 2 for one in ids)]), is_text, masker.vocab_size)
+    places = Places.of(framed, framed, np.cumsum([0, *(len(one) + 2 for one in ids)]), is_text, size)
     bounds, estimates = np.cumsum([0, *map(len, ids)]), counted.estimates(places)
     assert len(places) == bounds[-1]
     floors = {}
@@ -304,9 +315,9 @@ STAGE = probe(
     prepare=prepare,
     table=_table,
     writes={"heads.parquet of minimal pairs": head_columns(UNITS), PAIRS: OF_PAIRS, PARADIGMS: OF_PARADIGMS},
-    help="""Ask whether a masked language model finds the good sentence of minimal pairs more likely than the bad one.
+    help="""Ask whether a language model finds the good sentence of minimal pairs more likely than the bad one.
 
-    The likelihood of a sentence is the sum over its tokens, each masked alone.  Equal scores count as wrong.  The mean is over paradigms.
+    The likelihood of a sentence is the sum over its tokens: each masked alone, or in causal models after those before it.  Equal scores count as wrong.  The mean is over paradigms.
     """,
     examples=(
         "guide probe blimp guided blimp/*.jsonl",

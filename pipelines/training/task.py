@@ -98,6 +98,7 @@ class Task(Objective, ABC):
         output: the name of the model's output, if it has only one; it tells a trained model's task.
         form: how an attack on its outputs is judged; see `guidance.mechanisms.attacks.divergence`.
         together: whether rows of the same document are one example.
+        reads_last: whether it reads each row at its end, where a causal language model has read all of it.
         counted: what the scores of a class are about, of which an evaluation says how many there are.
     """
 
@@ -105,6 +106,7 @@ class Task(Objective, ABC):
     flag: ClassVar[str] = "--task"
     families: ClassVar[tuple[str, ...]] = ("bert", "roberta", "electra", "modernbert")
     needs_mask_token: ClassVar[bool] = False
+    needs_pad_token: ClassVar[bool] = False
     needs_corpus: ClassVar[bool] = True
     learner: ClassVar[str] = "pipelines.training.learners.perturbed:prepare"
 
@@ -113,6 +115,7 @@ class Task(Objective, ABC):
     output: ClassVar[str] = ""
     form: ClassVar[Form] = "classification"
     together: ClassVar[bool] = False
+    reads_last: ClassVar[bool] = False
     counted: ClassVar[str] = "examples"
 
     def __init_subclass__(cls, **given: Any) -> None:

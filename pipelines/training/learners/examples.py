@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
+from guidance.errors import InputError
 from pipelines.training.batches import Examples, ids_and_mask, pad, pad_features
 from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import Guides, Learner
@@ -69,6 +70,8 @@ class ExampleLearner(Learner):
         }
         check_lengths(model.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
         super().__init__(model, Guides(model, setup, setup.plan, judged=("outputs",)), setup, splits)
+        if self.guided.handle.stack_of_inputs == "decoder" and not model.config.is_encoder_decoder:
+            _prepare_causal(model, task, setup)
         self.task, self.config, self.validated = task, setup.config, (task.name,)
         self.sizes = [len(self.splits["train"])]
         self.inputs = ModelInputs(model, setup.tokenizer.pad_token_id)
@@ -131,6 +134,17 @@ class ExampleLearner(Learner):
         if len(self._predicted) < self.num_valid:  # other processes have validated the rest
             self.evaluate(model, 0, 1)
         return {name: value for name, value in self.task.metrics(self._predicted).items() if value is not None}
+
+
+def _prepare_causal(model: Any, task: Task, setup: Setup) -> None:
+    """Tell a causal language model what is padding, since transformers reads the last token before it.  Raises InputError if the
+    task reads tokens from which much of the text is hidden."""
+    if not task.reads_last:
+        raise InputError(
+            f"{setup.folder}: a causal language model, and {task.name} reads words whose context is still to come",
+            hint="classification, regression and choice read the last token; for others start from an encoder",
+        )
+    model.config.pad_token_id = setup.tokenizer.pad_token_id
 
 
 def targets_of(task: Task, outputs: Tensor, batch: Batch) -> Tensor:

@@ -181,7 +181,7 @@ def _read(run: Any, model: Any, handle: Handle, task: Task) -> tuple[Examples, M
     Raises:
         InputError: the model does not fit the tokenizer of the sequences.
     """
-    tokenizer = read_tokenizer(run.inputs["sequences"], masked=False)
+    tokenizer = read_tokenizer(run.inputs["sequences"], masked=False, padded=False)
     check_model(model, Path(model.name_or_path), tokenizer)
     needed, masks = features(handle.plan, training=False), run.inputs.get("masks")
     rows = Examples.read(

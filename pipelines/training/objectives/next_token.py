@@ -20,6 +20,7 @@ class CausalLanguageModelling(Objective):
     learns = "the next word"
     needs = "clm predicts the next word from those of the document before it, in any sequences."
     families = ("llama", "gpt2")
+    source = "Radford et al. 2019, section 2"
     card = Card("causal language model", "text-generation", "AutoModelForCausalLM")
     needs_mask_token = False
     needs_pad_token = False

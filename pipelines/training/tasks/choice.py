@@ -35,6 +35,7 @@ class Choice(Task):
     examples = ("guide finetune dream --init my-model --max-length 512 --plan preset:asa --epochs 6",)
     columns = ("text",)
     shape = "choices"
+    reads_last = True
     selectable = ("accuracy",)
     output = "right"
     together: ClassVar[bool] = True

@@ -52,6 +52,7 @@ class Classification(Task):
     )
     columns = ("text",)
     shape = "examples"
+    reads_last = True
     selectable = ("accuracy", "f1_macro", "f1", "matthews")
 
     def __init__(self, labels: Sequence[str], class_weights: Mapping[str, float] | None = None) -> None:

@@ -32,6 +32,7 @@ class Regression(Task):
     examples = ("guide finetune sts --init my-model --task regression --select spearman",)
     columns = ("text",)
     shape = "examples"
+    reads_last = True
     selectable = ("pearson", "spearman")
     output = "value"
     form: ClassVar[Form] = "regression"

@@ -279,7 +279,10 @@ class Stage(Buildable[C], Generic[C, R]):
             with opened(self, config, given, store, stdin=stdin, options=options, own=own) as opening:
                 return opening.stage.execute(opening, **options)
         except NotYet:
-            return cast("R", unmade(self.kind, store, name))
+            return cast("R", unmade(self.kind, store, name, steps=self.steps_of(config)))
+
+    def steps_of(self, config: C) -> int | None:
+        """How many steps it trains; None if it does not, or if the settings alone do not say it."""
 
     def execute(self, opening: Opening[C], **options: Unpack[Options]) -> R:
         """Run the stage on opened inputs."""
@@ -289,11 +292,11 @@ class Stage(Buildable[C], Generic[C, R]):
         return cast("R", run_stage(self, config, opening.inputs, store=opening.store, **options))
 
 
-def unmade(kind: str, store: Store, name: str | None) -> Result:
+def unmade(kind: str, store: Store, name: str | None, *, steps: int | None = None) -> Result:
     """The result of a dry run when an artifact that does not exist yet decides what it would be."""
     if name:
         store.check_name_free(name, kind)
-    return Result(DryArtifact(kind), False)
+    return Result(DryArtifact(kind, steps=steps), False)
 
 
 @contextlib.contextmanager

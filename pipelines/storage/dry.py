@@ -8,6 +8,7 @@ what needs that is left out: by `Stage.run` all that would follow, by `where_kno
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from guidance.errors import MachineError
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.files import Lock
+from pipelines.storage.files import Lock, machine_error
 from pipelines.storage.manifest import DRY, KIND
 from pipelines.storage.store import Store
 
@@ -94,7 +94,9 @@ class DryStore(Store):
             super().check_writable()
         there = next(folder for folder in (self.root, *self.root.absolute().parents) if folder.exists())
         if not os.access(there, os.W_OK | os.X_OK):
-            raise MachineError(f"cannot write to the store {self.root}{self._owner()} (Permission denied)")
+            raise machine_error(
+                f"cannot write to the store {self.root}{self._owner()}", OSError(errno.EACCES, "no permission")
+            )
 
     @contextlib.contextmanager
     def private(self, kind: str, recipe: str) -> Iterator[Path]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from guidance.errors import InputError, Interrupted
 from pipelines.engine.declaration import Opening, Option, Stage
 from pipelines.engine.stage import C, Files, Options, Result, Run, recipe_of, run_stage
-from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import DryArtifact, DryStore, where_known
 from pipelines.storage.files import machine_errors, remove_tree
@@ -65,6 +64,10 @@ def add_inputs(opening: Opening[Any], plan: Plan) -> None:
 class Training(Stage[C, Result | None]):
     """A stage that trains a model.  Under ``torchrun`` every process runs it; all but the first get None."""
 
+    def steps_of(self, config: C) -> int | None:
+        settings: Any = config
+        return settings.steps if settings.epochs is None else None
+
     def execute(self, opening: Opening[C], **options: Unpack[Options]) -> Result | None:
         """Train.
 
@@ -106,15 +109,15 @@ def _dry_run(
 ) -> Result:
     """Check model, plan and data against each other as a training does before its first step.  Raises InputError if they do not
     fit, and NotYet if an input does not exist yet."""
-    from pipelines.training.preparation import Prepared
-
     result = run_stage(stage, config, inputs, store=store, **options)
     if result.reused:
         return result
-    prepared = Prepared.of(config, inputs)
-    for warning in prepared.warnings(config, inputs):
-        log.warning("%s", warning)
-    return replace(result, artifact=DryArtifact(stage.kind, result.artifact.recipe, steps=prepared.settings.steps))
+    from pipelines.training.rehearsal import rehearse
+
+    recipe = result.artifact.recipe
+    unfinished = None if options.get("force") else store.partial(stage.kind, recipe)
+    steps, seconds = rehearse(config, inputs, unfinished)
+    return replace(result, artifact=DryArtifact(stage.kind, recipe, steps=steps, seconds=seconds))
 
 
 def build(

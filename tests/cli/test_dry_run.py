@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from pipelines.engine.declaration import Stage
-from pipelines.stages import STAGES
+from pipelines.stages import STAGES, corpus
+from pipelines.storage.dry import DryArtifact, DryStore, NotYet
 from tests.trainings import one_thread as one_thread
 
 Guide = Callable[..., Any]
@@ -24,7 +26,8 @@ ALSO = {"evaluate": ["dry:model", "dry:sequences"], "search": ["dry:corpus"], "d
 """Commands whose arguments do not follow from the declaration of a stage, with dry ones."""
 
 SETTINGS = {"build-deps": ["--parser", "conllu:text.txt"]}
-SMALL = ["--layers", 2, "--hidden", 16, "--heads", 4, "--steps", 4, "--batch-size", 4]
+SHAPE = ["--layers", 2, "--hidden", 16, "--heads", 4, "--batch-size", 4]
+SMALL = [*SHAPE, "--steps", 4]
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -96,7 +99,8 @@ def test_a_dry_run_prints_what_the_real_run_prints_once_there_is_an_artifact(dry
         return str(reference)
 
     corpus = both("build-corpus", "text.txt", "--documents", "line")
-    tokenizer = both("build-tokenizer", corpus, "--vocab-size", 300)
+    tokenizer = both("build-tokenizer", corpus, "--vocab-size", 300, "--name", "bpe")
+    assert dry("build-idf", corpus, "--shard", "1/2") == "dry:idf"
     sequences = both("build-sequences", corpus, tokenizer, "--max-length", 16)
     masks = both("build-masks", sequences, "--idf", both("build-idf", corpus, "--jobs", 1))
     plain = both("pretrain", sequences, *SMALL)
@@ -234,3 +238,58 @@ def test_the_dry_run_of_a_command_of_its_own_is_as_before(guide):
     Path("artifacts/.tmp/left").mkdir()
     assert guide("gc", "--dry-run").out.splitlines()[0].endswith("left")
     assert Path("artifacts/.tmp/left").exists()
+
+
+def test_the_steps_that_a_training_has_left_are_counted_and_timed_where_a_step_is_cheap(made, monkeypatch):
+    train = ["pretrain", "{sequences}", *SHAPE, "--seed", 3]
+
+    def told(*more: object) -> tuple[int | None, float | None]:
+        answer = made(*train, *more, "--dry-run", "--json")
+        facts = json.loads(answer.out)
+        steps, seconds = facts["steps"], facts["estimate_s"]
+        assert f"{steps} step" in answer.err and ("(h:mm:ss)" in answer.err) == (seconds is not None)
+        return steps, seconds
+
+    steps, seconds = told("--steps", 4)
+    assert steps == 4 and seconds is not None and 0 < seconds < 60
+    steps, seconds = told("--epochs", 2)
+    assert steps is not None and steps > 4
+    assert made(*train, "--steps", 4, "--max-time", 1e-9).code != 0
+    assert told("--steps", 4)[0] == 3
+    assert told("--steps", 4, "--force")[0] == 4
+    monkeypatch.setattr("pipelines.training.rehearsal.CHEAP", 0)
+    assert told("--steps", 4) == (3, None)
+    dry = json.loads(made("pretrain", "dry:sequences", "--steps", 90, "--dry-run", "--json").out)
+    assert (dry["steps"], dry["estimate_s"]) == (90, None)
+    assert "steps" not in json.loads(made("pretrain", "dry:sequences", "--epochs", 2, "--dry-run", "--json").out)
+
+
+def test_what_a_pipe_holds_is_read_to_know_the_artifact(store, tmp_path):
+    text, config = b"The dog ran. It barked.\n" * 20, corpus.Config(format="text", executor="dask")
+    dry = corpus.run(["-"], config, store=DryStore(store.root), stdin=io.BytesIO(text))
+    assert tree(tmp_path) == {} and dry is not None and dry.reference == "dry:corpus"
+    real = corpus.run(["-"], corpus.Config(format="text"), store=store, stdin=io.BytesIO(text))
+    again = corpus.run(["-"], config, store=DryStore(store.root), stdin=io.BytesIO(text))
+    assert real is not None and again is not None and again.reused
+    assert dry.artifact.recipe == real.artifact.recipe == again.artifact.recipe
+
+
+def test_a_dry_artifact_tells_its_kind_and_nothing_else():
+    artifact = DryArtifact("corpus")
+    assert (artifact.kind, artifact.reference) == ("corpus", "dry:corpus")
+    for ask in (
+        lambda: artifact.path,
+        lambda: artifact.counts,
+        lambda: artifact.content,
+        lambda: artifact.recipe,
+        lambda: artifact.describe(),
+        lambda: artifact.read("blocks.parquet"),
+    ):
+        with pytest.raises(NotYet, match="dry:corpus"):
+            ask()
+    assert not hasattr(artifact, "nonsense")
+
+
+def test_the_dry_run_of_quickstart_ends_where_its_text_is_not_yet_a_corpus(dry, tmp_path):
+    (tmp_path / "text.txt").write_text("The dog ran. It barked.\n" * 20)
+    assert dry("quickstart", "--corpus", "text.txt") == "dry:report"

@@ -39,7 +39,7 @@ def section(runs: Runs, text: str | None, notes: list[str]) -> Section | None:
         return None
     said = (
         "Each figure shows, for one run of a group, the heads whose attention changed most: before training above, after it below. "
-        "Below a head stands the pattern that it follows most, with its share of the attention."
+        "With each head stands the pattern that it follows most, and the share of its attention on it."
     )
     left = len(groups) - MOST_MODELS
     more = [Prose(f"{left} more groups of runs are not shown.")] if left > 0 else []

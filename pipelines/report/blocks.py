@@ -6,7 +6,7 @@ import base64
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,11 @@ class Listing:
 
     name: str
     text: str
+
+
+def notes_of(texts: Iterable[str]) -> list[Prose]:
+    """Remarks, as `guide compare` makes them, as paragraphs of their own."""
+    return [Prose(f"Note: {text}.", note=True) for text in texts]
 
 
 Block = Prose | Grid | Picture | Listing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from guidance.errors import InputError, counted
 from pipelines import papers
 from pipelines.progress import Progress
 from pipelines.report import attention, methods, origin, published, results, training
-from pipelines.report.blocks import Block, Grid, Prose, Report, Section, as_markdown
+from pipelines.report.blocks import Grid, Report, Section, as_markdown, notes_of
 from pipelines.report.given import KINDS, Runs, open_all, wrong_kind
 from pipelines.report.page import as_html
 from pipelines.report.published import Ours
@@ -80,11 +81,7 @@ def make(
         sections += [origin.cost(runs), commands, about]
         if len(runs.given) == 1:
             notes.insert(0, f"{runs.given[0].label} is the only run, so it is compared with nothing")
-        blocks: list[Block] = [
-            *sections[0].blocks,
-            *(Prose(f"{note[:1].upper()}{note[1:]}.", note=True) for note in notes),
-        ]
-        sections[0] = Section(sections[0].name, sections[0].title, blocks)
+        sections[0] = replace(sections[0], blocks=[*sections[0].blocks, *notes_of(notes)])
         facts: dict[str, Any] = {
             "runs": [{"run": each.label, "artifact": each.artifact.reference} for each in runs.given],
             "paper": paper,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import Any
 
@@ -22,7 +23,7 @@ from pipelines.views.comparison_tables import Table
 OTHER_STAGES = {"evaluate": "pipelines.stages.evaluate:STAGE", "search": "pipelines.stages.search:STAGE"}
 """Stages whose commands are written by hand."""
 
-BOX, MOST_BOXES = 1.65, 6
+BOX, MOST_BOXES = 1.8, 5
 """The width of a box in inches, and how many stand beside each other; further ones go below."""
 
 
@@ -63,7 +64,16 @@ def nodes_of(runs: Runs) -> dict[str, Node]:
         names = [runs.name_of(manifest) for manifest in made]
         title = common_labels([names])[0] if len(names) > 1 else names[0]
         nodes[key] = Node(title, _lines(made), parents[key])
-    return nodes
+    # files come first, as each box does before those that were made from it
+    nodes = {key: nodes[key] for key in sorted(nodes, key=lambda key: bool(nodes[key].parents))}
+    all_parents = {key: node.parents for key, node in nodes.items()}
+    above = {key: _ancestors(key, all_parents) for key in nodes}
+    return {key: replace(node, parents=_direct(node.parents, above)) for key, node in nodes.items()}
+
+
+def _direct(parents: Sequence[str], above: Mapping[str, set[str]]) -> list[str]:
+    """The parents that no other parent was made from."""
+    return [parent for parent in parents if not any(parent in above[other] for other in parents)]
 
 
 def _files(source: Mapping[str, Any], nodes: dict[str, Node]) -> str:
@@ -92,26 +102,46 @@ def _lines(made: Sequence[Mapping[str, Any]]) -> list[str]:
 def lineage_picture(runs: Runs) -> Picture:
     """What was made from what, from the files at the top to the runs at the bottom."""
     nodes = nodes_of(runs)
-    depth: dict[str, int] = {}
-
-    def level(key: str) -> int:
-        if key not in depth:
-            depth[key] = 1 + max((level(parent) for parent in nodes[key].parents), default=-1)
-        return depth[key]
-
-    rows: list[list[str]] = []
-    for number in range(1 + max(map(level, nodes))):
-        keys = [key for key in nodes if depth[key] == number]
-        rows += [keys[start : start + MOST_BOXES] for start in range(0, len(keys), MOST_BOXES)]
+    rows = _rows(nodes)
     texts = {key: _text(node) for key, node in nodes.items()}
     heights = [0.28 + 0.145 * max(texts[key].count("\n") + 1 for key in row) for row in rows]
     gap, wide = 0.4, max(map(len, rows))
     width, height = wide * (BOX + 0.2), sum(heights) + gap * (len(rows) - 1) + 0.1
     drawn = [_drawn(rows, nodes, texts, heights, gap, width, height, form) for form in ("svg", "pdf")]
-    caption = "What was made from what. Runs that differ only in their seed share a box."
+    caption = "What was made from what. Runs that differ only in their seed share a box; an arrow is left out where others lead the same way."
     ends = [node.title for key, node in nodes.items() if not any(key in other.parents for other in nodes.values())]
     says = f"{caption} At the end: {', '.join(ends)}."
     return Picture("lineage", caption, says, drawn[0], drawn[1])
+
+
+def _rows(nodes: Mapping[str, Node]) -> list[list[str]]:
+    """The boxes of each row: every box just above the first one that needs it, or below what it was made from."""
+    height: dict[str, int] = {}
+    for key in reversed(list(nodes)):  # each after those that were made from it
+        height[key] = 1 + max((height[other] for other in height if key in nodes[other].parents), default=-1)
+    for key, node in nodes.items():
+        if node.parents and not height[key]:  # runs at the end stand below what they were made from, beside each other
+            height[key] = min(height[parent] for parent in node.parents) - 1
+    rows: list[list[str]] = []
+    place: dict[str, float] = {}
+    for number in range(max(height.values()), -1, -1):
+        keys = [key for key in nodes if height[key] == number]
+        keys.sort(key=lambda key: sum(place[p] for p in nodes[key].parents) / max(1, len(nodes[key].parents)))
+        for start in range(0, len(keys), MOST_BOXES):
+            row = keys[start : start + MOST_BOXES]
+            rows.append(row)
+            place |= {key: (position + 0.5) / len(row) for position, key in enumerate(row)}
+    return rows
+
+
+def _ancestors(key: str, parents: Mapping[str, Sequence[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(parents[key])
+    while waiting:
+        if (each := waiting.pop()) not in found:
+            found.add(each)
+            waiting += parents[each]
+    return found
 
 
 def _text(node: Node) -> str:
@@ -279,17 +309,20 @@ def _words(
     takes = stage.takes or {"dataset": None}
     for role, take in takes.items():
         stored = [name for name in inputs if name == role or name.startswith(f"{role}-")]
-        stored = stored or [name for name in ("dataset", "sequences", "corpus", "files", "text") if name in inputs][:1]
+        stored = (
+            stored
+            or [name for name in ("dataset", "sequences", "corpus", "builtin", "files", "text") if name in inputs][:1]
+        )
         for name in [name for name in stored if name not in used]:
             used.add(name)
             flag = f"--{(take.flag or role).replace('_', '-')} " if take is not None and take.option else ""
-            for word in _input(inputs[name], variables):
+            for word in ["builtin:python-docs"] if name == "builtin" else _input(inputs[name], variables):
                 yield flag + word
     for name, field in stage.config.model_fields.items():
         value = config.get(name)
         if name not in config or value == field.get_default(call_default_factory=True) or is_internal(field):
             continue
-        values = [str(each) for each in (value if isinstance(value, list) else [value]) if each != ""]
+        values = [str(each) for each in (value if isinstance(value, list) else [value]) if each not in ("", None)]
         if not values:
             continue
         flag = str((field.json_schema_extra or {}).get("flag", name.replace("_", "-")))
@@ -312,5 +345,8 @@ def _input(source: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[
         yield f'"${variables[source["recipe"]]}"'
     elif "recipe" in source:
         yield f"{source.get('kind')}/{str(source['recipe'])[:16]}"
+    elif source.get("count", 0) > len(source.get("first", [])):
+        first = re.sub(r"[^\w./ -]", "?", str(source["first"][0]))  # the shell reads what is in double quotes
+        yield f'"${{FILES:?{source["count"]:,} files, the first of them {first}}}"'
     else:
         yield from (shlex.quote(str(name)) for name in source.get("first", []))

@@ -25,19 +25,18 @@ h2 { font-size: 1.35rem; margin: 2.5rem 0 .5rem; padding-top: .5rem; border-top:
 a { color: var(--link) }
 nav ul { list-style: none; padding: 0; margin: 1rem 0; display: flex; flex-wrap: wrap; gap: .25rem 1.25rem }
 .note { border-left: 4px solid #e0a030; background: var(--tint); padding: .4rem .8rem; margin: .6rem 0; font-size: .95em }
-.wide { overflow-x: auto; margin: 1rem 0 1.5rem }
+.wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums }
-caption { text-align: left; color: var(--soft); padding-bottom: .4rem; min-width: 20rem }
 th, td { padding: .3rem .7rem; text-align: right; white-space: nowrap }
 th:first-child, td:first-child { text-align: left; padding-left: 0 }
 td.words, th.words { text-align: left }
 td.long { white-space: normal; min-width: 14rem }
-thead th { border-bottom: 2px solid var(--ink); font-weight: 600; vertical-align: bottom }
+thead th { border-bottom: 2px solid var(--ink); font-weight: 600; vertical-align: bottom; white-space: normal; max-width: 11rem }
 tbody tr { border-bottom: 1px solid var(--line) }
 tr.marked { background: var(--tint); font-weight: 600 }
 figure { margin: 1rem 0 1.5rem }
 figure img { display: block; max-width: 100%; height: auto; background: #ffffff }
-figcaption { color: var(--soft); font-size: .9rem; margin-top: .3rem; max-width: 46rem }
+figcaption { color: var(--soft); font-size: .9rem; margin: .3rem 0; max-width: 60rem }
 pre { background: var(--tint); padding: .8rem 1rem; overflow-x: auto; font: .82rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace }
 footer { margin-top: 3rem; border-top: 1px solid var(--line); color: var(--soft); font-size: .9rem }
 @media (min-width: 100rem) {
@@ -56,8 +55,9 @@ footer { margin-top: 3rem; border-top: 1px solid var(--line); color: var(--soft)
   table { font-size: 7.5pt; width: auto }
   th, td { padding: .15rem .35rem; white-space: normal }
   pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 7.5pt }
-  h2, caption { break-after: avoid }
-  figure, tr, .note { break-inside: avoid }
+  h2, figcaption { break-after: avoid }
+  .drawn, tr, .note { break-inside: avoid }
+  thead { display: table-header-group }
   a { text-decoration: none }
 }
 """
@@ -112,7 +112,7 @@ def _block(block: Block) -> str:
         return _table(block.table, block.marked)
     if isinstance(block, Picture):
         image = f'<img src="{data_uri(block.svg)}" alt="{text(block.says)}">'
-        return f"<figure>\n{image}\n<figcaption>{text(block.caption)}</figcaption>\n</figure>\n"
+        return f'<figure class="drawn">\n{image}\n<figcaption>{text(block.caption)}</figcaption>\n</figure>\n'
     return f"<pre><code>{text(block.text)}</code></pre>\n"
 
 
@@ -136,8 +136,9 @@ def _table(table: Table, marked: Collection[int]) -> str:
         row("td", cells, ' class="marked"' if number in marked else "") for number, cells in enumerate(table.cells)
     )
     head = row("th", table.titles)
-    caption = f"<caption>{text(table.caption)}</caption>\n" if table.caption else ""
-    return f'<div class="wide"><table>\n{caption}<thead>\n{head}</thead>\n<tbody>\n{body}</tbody>\n</table></div>\n'
+    caption = f"<figcaption>{text(table.caption)}</figcaption>\n" if table.caption else ""
+    whole = f"<table>\n<thead>\n{head}</thead>\n<tbody>\n{body}</tbody>\n</table>"
+    return f'<figure>\n{caption}<div class="wide">{whole}</div>\n</figure>\n'
 
 
 def _is_of_words(cells: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from guidance.errors import GuideError
 from pipelines.lazy import pq
 from pipelines.metrics.significance import holm, paired_t
 from pipelines.probing.heads import COLUMNS, heads_map, heads_of
-from pipelines.report.blocks import Block, Grid, Picture, Prose, Section, file_name
+from pipelines.report.blocks import Block, Grid, Picture, Prose, Section, file_name, notes_of
 from pipelines.report.given import Given, Runs, grouped, without_seed
 from pipelines.views.comparison_tables import Table
 from pipelines.views.evaluations import Tested, compare_evaluations
@@ -134,7 +134,7 @@ def evaluations(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested]
         blocks: list[Block] = [
             Grid(f"{name}-metrics", metric_table(scored, f"{task}, split {split}{on}{several}")),
             *_tested(name, tests),
-            *(Prose(f"{note[:1].upper()}{note[1:]}.", note=True) for note in notes),
+            *notes_of(notes),
         ]
         yield part, Section(name, f"Evaluation: {task}, {split}", blocks), tests, scored
 
@@ -179,7 +179,7 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
                 blocks += [Grid(f"{name}-reached", table) for table in reached_tables(reached, named)]
             except GuideError as error:
                 notes.append(error.message)
-        blocks += [Prose(f"{note[:1].upper()}{note[1:]}.", note=True) for note in notes]
+        blocks += notes_of(notes)
         yield part, Section(name, f"Search: {part[0].artifact.counts.get('task')}", blocks), tests, scored
 
 

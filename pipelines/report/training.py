@@ -9,7 +9,7 @@ from typing import Any
 from guidance.errors import GuideError
 from pipelines.metrics.significance import holm, paired_t
 from pipelines.progress import Progress
-from pipelines.report.blocks import Block, Grid, Picture, Prose, Section
+from pipelines.report.blocks import Block, Grid, Picture, Section, notes_of
 from pipelines.report.given import Given, Runs
 from pipelines.storage.manifest import digest
 from pipelines.views import comparison
@@ -40,7 +40,10 @@ def compared(runs: Runs, progress: Progress | None, notes: list[str]) -> list[tu
         except GuideError as error:
             notes.append(f"{each.label} has no learning curve: {error.message}")
     found = []
-    for family in families(curves, {curve.label: objective_of(each) for curve, each in _with(curves, runs)}):
+    topics = {
+        each.label: f"{objective_of(each)} on {runs.data_of(each.artifact.manifest)}" for each in runs.of("model")
+    }
+    for family in families(curves, topics):
         labels = [curve.label for curve in family.curves]
         try:
             found.append((family, comparison.run(labels, runs.store, group=True, progress=progress)))
@@ -49,26 +52,24 @@ def compared(runs: Runs, progress: Progress | None, notes: list[str]) -> list[tu
     return found
 
 
-def _with(curves: Sequence[Curve], runs: Runs) -> Iterator[tuple[Curve, Given]]:
-    given = {each.label: each for each in runs.of("model")}
-    return ((curve, given[curve.label]) for curve in curves)
-
-
 def objective_of(each: Given) -> str:
     """What a model learned: its objective, or its task."""
     return str(each.config.get("objective") or each.config.get("task") or "")
 
 
-def families(curves: Sequence[Curve], objectives: Mapping[str, str]) -> list[Family]:
+def families(curves: Sequence[Curve], topics: Mapping[str, str]) -> list[Family]:
     """Runs of the same loss, objective and training data.
 
     Where plans were crossed with another setting, such as the number of layers, only runs with the same value of it are compared: a
     run is then compared with a baseline of its own size.
+
+    Args:
+        topics: the objective and the data of each run in words, by its label.
     """
     by_data: dict[str, list[Curve]] = {}
     for curve in curves:
         data = {role: content for role, content in curve.origin.inputs.items() if role.startswith("sequences")}
-        by_data.setdefault(digest([curve.loss, objectives[curve.label], data]), []).append(curve)
+        by_data.setdefault(digest([curve.loss, topics[curve.label], data]), []).append(curve)
     found = []
     for members in by_data.values():
         parts: dict[str, list[Curve]] = {}
@@ -76,12 +77,10 @@ def families(curves: Sequence[Curve], objectives: Mapping[str, str]) -> list[Fam
             parts.setdefault(digest(_besides_plan(curve)), []).append(curve)
         is_crossed = all(len({_plan(curve) for curve in part}) > 1 for part in parts.values())
         for part in parts.values() if is_crossed else [members]:
-            found.append(Family(_differences(part, members if is_crossed else part), part))
-    several = len(by_data) > 1
-    return [
-        Family(f"{family.curves[0].label} and others" if several and not family.label else family.label, family.curves)
-        for family in found
-    ]
+            topic = topics[part[0].label] if len(by_data) > 1 else ""
+            differs = _differences(part, members) if is_crossed else ""
+            found.append(Family(", ".join(filter(None, (topic, differs))), part))
+    return found
 
 
 def _besides_plan(curve: Curve) -> list[Any]:
@@ -111,7 +110,7 @@ def sections(found: Sequence[tuple[Family, Comparison]]) -> Iterator[Section]:
     for number, (family, compared) in enumerate(found, 1):
         suffix = f": {family.label}" if family.label else ""
         name = "training" if len(found) == 1 else f"training-{number}"
-        blocks: list[Block] = [Prose(f"{note[:1].upper()}{note[1:]}.", note=True) for note in compared.notes]
+        blocks: list[Block] = [*notes_of(compared.notes)]
         blocks += [Grid(f"{name}-{each.name}", each) for each in tables(compared)]
         blocks.append(_curves(f"{name}-curves", compared))
         yield Section(name, f"Training{suffix}", blocks)
@@ -125,8 +124,8 @@ def _curves(name: str, compared: Comparison) -> Picture:
         if row.summary["final"].mean
     )
     caption = (
-        f"Training loss ({compared.loss}, nats, guides left out) over {compared.steps:,} steps, smoothed, means over seeds with their "
-        f"standard deviation; markers: validation loss{floors}."
+        f"Training loss ({compared.loss}, nats, guides left out) over {compared.steps:,} steps{', smoothed' * (compared.window > 1)}, means "
+        f"over seeds with their standard deviation; markers: validation loss{floors}."
     )
     says = f"Learning curves: {rows}."
     return Picture(name, caption, says, run_curves(compared, form="svg"), run_curves(compared, form="pdf"))

@@ -9,13 +9,14 @@ from typing import Annotated
 from typer import Argument, Option
 
 from cli.completion import artifacts
-from cli.options import Session, command
+from cli.options import DRY_RUN, Session, command, dry_report
 from pipelines.storage.names import check_name
 
 
 @command(
     "report",
     group="Train",
+    shared=DRY_RUN,
     examples=[
         "guide report plain-0 plain-1 plain-2 guided-0 guided-1 guided-2",
         "guide report plain-0 guided-0 --paper a-table3 --name ag   # the paper's numbers beside ours",
@@ -46,10 +47,6 @@ def report_command(
         str | None,
         Option(metavar="TEXT", help="Text for pictures of attention; by default the first of the validation text."),
     ] = None,
-    dry_run: Annotated[
-        bool,
-        Option("--dry-run", help="Only check the runs and the table; dry:KIND stands for a run that is not made yet."),
-    ] = False,
 ) -> None:
     """Write a page about runs: what was run on what, results with tests, figures, cost, commands, methods and references.
 
@@ -60,15 +57,15 @@ def report_command(
     paired t-test, as in guide compare --group; p-values are also corrected for the number of comparisons (Holm).  Evaluations of one
     test set, and searches over the same data, are compared likewise.  With --paper the numbers of a published table stand beside ours.
     """
+    from pipelines import papers
     from pipelines.report import make
+    from pipelines.report.given import KINDS
 
     name = check_name(name or paper or "report")
-    if dry_run:
-        make.check(runs, session.store, paper)
-        session.answer(
-            {"kind": "report", "exists": False, "artifact": None, "key": None, "estimate_s": None}, ["dry:report"]
-        )
-        return
+    if session.dry_run:
+        if paper:
+            papers.table(paper)
+        return dry_report(session, runs, *KINDS)
     report, plans = make.make(runs, session.store, paper=paper, text=text, title=title, progress=session.progress)
     page = make.write(report, plans, out, name)
     for note in report.facts["notes"]:

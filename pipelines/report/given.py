@@ -82,7 +82,10 @@ def open_all(references: Iterable[str], store: Store, stack: ExitStack) -> Runs:
     for reference in references:
         artifact = stack.enter_context(store.load(reference, verify=False))
         if artifact.kind not in KINDS:
-            raise wrong_kind(reference, artifact.kind)
+            raise InputError(
+                f"{reference} is of kind {artifact.kind}; a report is about models, searches, evaluations and probes",
+                hint=f"`guide lineage {reference}` shows what it was made from",
+            )
         given.setdefault(artifact.recipe, Given(reference, artifact))
     if not given:
         raise InputError("no runs to report on", hint="guide report RUN…, such as the models of `guide pretrain`")
@@ -92,14 +95,6 @@ def open_all(references: Iterable[str], store: Store, stack: ExitStack) -> Runs:
     names = {name.recipe: name.name if name.version == 1 else str(name) for name in store.names()}
     names |= {recipe: each.label for recipe, each in given.items()}
     return Runs(list(given.values()), store, manifests, names)
-
-
-def wrong_kind(reference: str, kind: str) -> InputError:
-    """The error for an artifact that a report cannot be about."""
-    return InputError(
-        f"{reference} is of kind {kind}; a report is about models, searches, evaluations and probes",
-        hint=f"`guide lineage {reference}` shows what it was made from",
-    )
 
 
 def _add(manifest: dict[str, Any], store: Store, found: dict[str, dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from pipelines import papers
 from pipelines.progress import Progress
 from pipelines.report import attention, methods, origin, published, results, training
 from pipelines.report.blocks import Grid, Report, Section, as_markdown, notes_of
-from pipelines.report.given import KINDS, Runs, open_all, wrong_kind
+from pipelines.report.given import Runs, open_all
 from pipelines.report.page import as_html
 from pipelines.report.published import Ours
 from pipelines.storage.files import write_file
@@ -22,18 +22,6 @@ from pipelines.views import comparison_tables
 from pipelines.views.comparison import Comparison
 from pipelines.views.evaluations import Tested
 from pipelines.views.tested_tables import as_json, tested_tables
-
-
-def check(references: Sequence[str], store: Store, paper: str | None) -> None:
-    """Raises what `make` would, as far as it can be said without reading results; ``dry:KIND`` stands for a run to come."""
-    if paper:
-        papers.table(paper)
-    for kind in (reference.removeprefix("dry:") for reference in references if reference.startswith("dry:")):
-        if kind not in KINDS:
-            raise wrong_kind(f"dry:{kind}", kind)
-    if there := [reference for reference in references if not reference.startswith("dry:")]:
-        with ExitStack() as stack:
-            open_all(there, store, stack)
 
 
 def make(

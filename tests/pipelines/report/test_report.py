@@ -301,6 +301,8 @@ def test_the_command_prints_the_path_of_the_page_or_all_figures(store: Store, na
     assert (dry.code, dry.out) == (0, "dry:report\n")
     assert not Path("reports").exists()
     assert "of kind corpus" in bad(guide, store, "dry:corpus", "--dry-run")
+    assert "did you mean" in bad(guide, store, "dry:model", "--paper", "a-table33", "--dry-run")
+    assert "dry:model" in bad(guide, store, "dry:model")
 
 
 def test_a_run_without_a_seed_is_in_no_pair(store: Store, names: list[str]) -> None:

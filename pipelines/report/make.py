@@ -11,7 +11,7 @@ from typing import Any
 from guidance.errors import InputError, counted
 from pipelines import papers
 from pipelines.progress import Progress
-from pipelines.report import attention, methods, origin, published, results, training
+from pipelines.report import attention, commands, methods, origin, published, results, training
 from pipelines.report.blocks import Grid, Report, Section, as_markdown, notes_of
 from pipelines.report.given import Runs, open_all
 from pipelines.report.page import as_html
@@ -64,9 +64,9 @@ def make(
         if (shown := attention.section(runs, text, notes)) is not None:
             sections.append(shown)
         sections += results.probes(runs)
-        commands, plans = origin.redo(runs)
+        redo, plans = commands.section(runs)
         about = methods.section(runs, [comparison for _, comparison in compared], tests, table)
-        sections += [origin.cost(runs), commands, about]
+        sections += [origin.cost(runs), redo, about]
         if len(runs.given) == 1:
             notes.insert(0, f"{runs.given[0].label} is the only run, so it is compared with nothing")
         sections[0] = replace(sections[0], blocks=[*sections[0].blocks, *notes_of(notes)])

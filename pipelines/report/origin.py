@@ -1,27 +1,18 @@
-"""Where runs come from: their lineage as a picture, what they cost, and the commands that make them again."""
+"""Where runs come from: their lineage as a picture, and what they cost."""
 
 from __future__ import annotations
 
-import re
-import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pkgutil import resolve_name
 from typing import Any
 
 from pipelines.drawing import figure_of, letters_of_all_scripts, printed
-from pipelines.engine.declaration import take_of
-from pipelines.engine.stage import is_internal
-from pipelines.report.blocks import Block, Grid, Listing, Picture, Prose, Section
+from pipelines.report.blocks import Block, Grid, Picture, Prose, Section
 from pipelines.report.given import Runs, is_made_by_search
-from pipelines.stages import find
 from pipelines.storage.manifest import digest
 from pipelines.views.comparison import common_labels
 from pipelines.views.comparison_tables import Table
-
-OTHER_STAGES = {"evaluate": "pipelines.stages.evaluate:STAGE", "search": "pipelines.stages.search:STAGE"}
-"""Stages whose commands are written by hand."""
 
 BOX, MOST_BOXES = 1.8, 5
 """The width of a box in inches, and how many stand beside each other; further ones go below."""
@@ -247,106 +238,3 @@ def cost(runs: Runs) -> Section:
     used = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     blocks: list[Block] = [Grid("cost", Table("cost of each run", titles, cells)), Prose(said)]
     return Section("cost", "Cost", [*blocks, *([Prose(f"Packages: {used}.")] if used else [])])
-
-
-# commands
-
-
-def redo(runs: Runs) -> tuple[Section, dict[str, bytes]]:
-    """The commands that make all runs again, and the plans that they read, by file name."""
-    plans: dict[str, bytes] = {}
-    text = "\n".join(
-        [
-            "#!/bin/sh",
-            "# Makes the runs of this report again; what exists is not made twice.",
-            "set -e",
-            *commands(runs, plans),
-        ]
-    )
-    said = (
-        "Each command prints the artifact that it made, which the next ones read. Artifacts that exist already are not made again. "
-        "Paths of files are as they were given; the manifests of artifacts have their digests."
-    )
-    listing = Listing("commands.sh", text + "\n")
-    return Section("commands", "The commands to redo it", [Prose(said), listing]), plans
-
-
-def commands(runs: Runs, plans: dict[str, bytes]) -> Iterator[str]:
-    """A line for each artifact, after those of what it was made from; plans that are files are added to ``plans``."""
-    variables: dict[str, str] = {}
-    known = {each.artifact.recipe: each for each in runs.given}
-    for recipe, manifest in runs.manifests.items():
-        stage = find(manifest["stage"])
-        if stage is None and manifest["stage"] in OTHER_STAGES:
-            stage = resolve_name(OTHER_STAGES[manifest["stage"]])
-        if stage is None:
-            continue  # made on the way by another command
-        kind = manifest["kind"].replace("-", "_")
-        variable = f"{kind}_{1 + sum(each.rpartition('_')[0] == kind for each in variables.values())}"
-        plan = (
-            known[recipe].artifact.read("plan.toml")
-            if recipe in known and "plan.toml" in known[recipe].artifact.files
-            else b""
-        )
-        words = [
-            "guide",
-            stage.command.name if stage.command else stage.name,
-            *_words(stage, manifest, variables, plan, plans),
-        ]
-        name = runs.names.get(recipe, "")
-        if name and "/" not in name:
-            words += ["--name", shlex.quote(name.partition("@")[0])]
-        variables[recipe] = variable
-        yield f"{variable}=$({' '.join(words)})"
-
-
-def _words(
-    stage: Any, manifest: Mapping[str, Any], variables: Mapping[str, str], plan: bytes, plans: dict[str, bytes]
-) -> Iterator[str]:
-    """The arguments and flags of a command."""
-    inputs, config = manifest.get("inputs", {}), manifest.get("config", {})
-    used: set[str] = set()
-    takes = stage.takes or {"dataset": None}
-    for role, take in takes.items():
-        stored = [name for name in inputs if name == role or name.startswith(f"{role}-")]
-        stored = (
-            stored
-            or [name for name in ("dataset", "sequences", "corpus", "builtin", "files", "text") if name in inputs][:1]
-        )
-        for name in [name for name in stored if name not in used]:
-            used.add(name)
-            flag = f"--{(take.flag or role).replace('_', '-')} " if take is not None and take.option else ""
-            for word in ["builtin:python-docs"] if name == "builtin" else _input(inputs[name], variables):
-                yield flag + word
-    for name, field in stage.config.model_fields.items():
-        value = config.get(name)
-        if name not in config or value == field.get_default(call_default_factory=True) or is_internal(field):
-            continue
-        values = [str(each) for each in (value if isinstance(value, list) else [value]) if each not in ("", None)]
-        if not values:
-            continue
-        flag = str((field.json_schema_extra or {}).get("flag", name.replace("_", "-")))
-        source = inputs.get(name)
-        if source is not None and (take_of(field) or source.get("recipe") in variables):
-            for word in _input(source, variables) if source.get("recipe") in variables else [shlex.quote(str(value))]:
-                yield f"--{flag} {word}"
-        elif name == "plan" and plan and not all(each.startswith("preset:") for each in values):
-            file = f"plans/{digest(plan.decode())[:8]}.toml"
-            plans[file] = plan
-            yield f"--{flag} {file}"
-        elif isinstance(value, bool):
-            yield f"--{'' if value else 'no-'}{flag}"
-        else:
-            yield from (f"--{flag} {shlex.quote(each)}" for each in values)
-
-
-def _input(source: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[str]:
-    if source.get("recipe") in variables:
-        yield f'"${variables[source["recipe"]]}"'
-    elif "recipe" in source:
-        yield f"{source.get('kind')}/{str(source['recipe'])[:16]}"
-    elif source.get("count", 0) > len(source.get("first", [])):
-        first = re.sub(r"[^\w./ -]", "?", str(source["first"][0]))  # the shell reads what is in double quotes
-        yield f'"${{FILES:?{source["count"]:,} files, the first of them {first}}}"'
-    else:
-        yield from (shlex.quote(str(name)) for name in source.get("first", []))

@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import re
+import shlex
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,14 +21,14 @@ from pipelines.metrics.significance import holm, paired_t
 from pipelines.report import make, results, training
 from pipelines.report.blocks import Grid, Picture, Report, as_latex, as_markdown
 from pipelines.report.page import as_html
-from pipelines.stages import probe_importance
+from pipelines.stages import evaluate, probe_importance
 from pipelines.stages.search import run_schema
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.views import comparison, comparison_tables
 from pipelines.views.comparison_tables import Table
-from tests import runs, trainings
+from tests import finetunings, runs, trainings
 from tests.trainings import one_thread  # noqa: F401
 
 Guide = Callable[..., SimpleNamespace]
@@ -273,6 +274,26 @@ def test_a_real_model_and_its_probe_with_attention_commands_and_citations(
     assert 'guide probe importance "$model_1" "$sequences_1"' in commands
     keys = re.findall(r"@\w+\{([\w-]+),", files["references.bib"])
     assert keys == ["li2022", "deshpande2020", "devlin2019", "michel2019", "guide"]
+
+
+def test_the_commands_of_a_report_find_what_exists_already(tmp_path: Path, guide: Guide) -> None:
+    store = Store(tmp_path / "artifacts")
+    rows = finetunings.reviews(30)
+    data = finetunings.build(store, tmp_path, {"train": rows[:20], "valid": rows[20:25], "test": rows[25:]})
+    store.add_name("reviews", data)
+    model = finetunings.train(store, data, epochs=1, layers=1, seed=5, plan=["preset:neighbours"]).artifact
+    tested = evaluate.run(model.reference, data.reference, evaluate.Config(limit=4), store=store).artifact
+    made, _ = make.make([tested.reference], store)
+    script = next(content.decode() for name, content in made.files() if name == "commands.sh")
+    variables: dict[str, str] = {}
+    for line in script.splitlines()[3:]:
+        variable, command = re.fullmatch(r"(\w+)=\$\(guide (.*)\)", line).groups()  # type: ignore[union-attr]
+        words = [re.sub(r"\$(\w+)", lambda name: variables[name[1]], word) for word in shlex.split(command)]
+        done = guide(*words, "--dry-run", "--store", store.root)
+        assert "dry run: up to date" in done.err, line
+        variables[variable] = done.out.strip()
+    assert variables["evaluation_1"] == tested.reference
+    assert variables["corpus_1"] == data.reference
 
 
 def bad(guide: Guide, store: Store, *arguments: object) -> Any:

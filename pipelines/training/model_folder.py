@@ -35,6 +35,7 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
         for name in data.files
         if name.startswith(("tokenizer/", f"{TARGET_FOLDER}/"))
     }
+    tokenizer = dict(run.config.row.tokenizer_of(tokenizer))
     for folder in folders:
         for name, content in {**files[folder.path], **tokenizer}.items():
             out.write(folder.path + name, content)

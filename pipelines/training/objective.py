@@ -139,6 +139,11 @@ class Objective:
         return bool(cls.head) and has_head(config, cls.head)
 
     @classmethod
+    def tokenizer_of(cls, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """The files of the tokenizer beside a trained model, from those of its sequences."""
+        return files
+
+    @classmethod
     def opened_as(cls) -> str | None:
         """The class of transformers that opens a model to be evaluated; None for the one that was saved."""
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.training.objective import Card, Objective, has_head
@@ -34,6 +36,15 @@ class CausalLanguageModelling(Objective):
     evaluation_settings = (FloorEvaluation,)
     wants_corpus = True
     floors = "causal"
+
+    @classmethod
+    def tokenizer_of(cls, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """Names the tokens that begin and end sequences as other tools ask for them in causal models: ``bos`` and ``eos``."""
+        settings = json.loads(files["tokenizer_config.json"])
+        known = (("bos_token", "cls_token"), ("eos_token", "sep_token"))
+        named = {name: settings[role] for name, role in known if role in settings} | settings
+        content = json.dumps(named, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        return {**files, "tokenizer_config.json": content.encode()}
 
     @classmethod
     def measures(cls, config: Any, data: Artifact | None) -> bool:

@@ -16,6 +16,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     BertConfig,
     BertLMHeadModel,
     GPT2Config,
@@ -88,6 +89,10 @@ def test_the_loss_falls_below_that_of_word_frequencies_and_any_tool_opens_the_mo
     found = measured(shop, trained)
     assert found.counts["metrics"]["loss"] < found.counts["floors"]["unigram"] - 0.3
     model = AutoModelForCausalLM.from_pretrained(trained.path)
+    words = AutoTokenizer.from_pretrained(trained.path)
+    assert (words.bos_token_id, words.eos_token_id) == (model.config.bos_token_id, model.config.eos_token_id)
+    written = model.generate(**words("w3 w4", add_special_tokens=False, return_tensors="pt"), max_new_tokens=3)
+    assert written.shape[1] <= 5
     assert model.config.model_type == "llama" and "text-generation" in (trained.path / "README.md").read_text()
 
 

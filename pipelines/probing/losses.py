@@ -1,4 +1,4 @@
-"""The loss of a trained model on held-out data, batch by batch, of its task or of its masked words; and the importance of its heads to it."""
+"""The loss of a trained model on held-out data, batch by batch, of its task or of the words that it predicts; and the importance of its heads to it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from guidance.checkpoint import find_plan
 from guidance.errors import InputError
+from guidance.objectives.causal_lm import words_of
 from guidance.objectives.masked_lm import cross_entropy
 from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
@@ -21,8 +22,9 @@ from pipelines.progress import Progress
 from pipelines.training.batches import Examples
 from pipelines.training.evaluations import measured_by
 from pipelines.training.learner import folder_of
+from pipelines.training.learners.causal_lm import CausalBatch
 from pipelines.training.learners.examples import Grouped, ModelInputs, batches_of, targets_of
-from pipelines.training.learners.guided import VALID_EPOCH
+from pipelines.training.learners.guided import VALID_EPOCH, Inputs
 from pipelines.training.learners.masked_batches import MaskedBatch
 from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import mask_probability_of, masker_of, read_tokenizer
@@ -70,13 +72,13 @@ class HeldOut:
     """A trained model with the batches of a split; each call of `losses` reads them again.
 
     Attributes:
-        task: that of the model, or ``masked-lm``.
+        task: that of the model; ``masked-lm`` or ``causal-lm`` of language models.
         number: the examples that are read.
     """
 
     def __init__(self, inputs: Mapping[str, Any], config: SequencesConfig, seed: int = 0) -> None:
         """Opens a model and sequences, with masks and scores if they are needed.  Raises InputError if the model has neither a head
-        for a task nor predicts masked words, or does not fit the sequences, and PlanError if its plan needs a feature that is not
+        for a task nor predicts words, or does not fit the sequences, and PlanError if its plan needs a feature that is not
         there.
 
         Args:
@@ -86,16 +88,19 @@ class HeldOut:
         self._data, folder = inputs["sequences"], folder_of(inputs["model"])
         row = measured_by(folder, self._data)
         task = row if issubclass(row, Task) else None
-        if task is None and row.measured_as not in ("masked-lm", "masked-lm-nsp"):
+        if task is None and row.measured_as not in ("masked-lm", "masked-lm-nsp", "causal-lm"):
             raise InputError(
-                f"{folder}: has no head for a task, and predicts no masked words",
+                f"{folder}: has no head for a task, and predicts no words",
                 hint="guide finetune DATASET --init MODEL",
             )
-        self.task = task.name if task else "masked-lm"
+        is_causal = row.measured_as == "causal-lm"
+        self.task = task.name if task else "causal-lm" if is_causal else "masked-lm"
         plan = find_plan(folder) or Plan()
         check_needs(plan, str(folder), inputs, training=False)
         self.model, self.handle = open_watched(folder, read_tables(inputs), config.device, row.opened_as())
-        self.tokenizer = read_tokenizer(self._data, masked=task is None, padded=task is None)
+        self.tokenizer = read_tokenizer(
+            self._data, masked=task is None and not is_causal, padded=task is None and not is_causal
+        )
         check_model(self.model, folder, self.tokenizer)
         self.model.requires_grad_(True).eval()
         self._features = features(plan, training=False)
@@ -106,7 +111,7 @@ class HeldOut:
         self._examples = Grouped(self._rows, together=self._head.together) if self._head else None
         number = len(self._examples) if self._examples is not None else len(self._rows)
         self.number = min(number, config.limit or number)
-        self._masker = None if task else masker_of(self.tokenizer, mask_probability_of(inputs["model"]))
+        self._masker = None if task or is_causal else masker_of(self.tokenizer, mask_probability_of(inputs["model"]))
 
     def losses(self) -> Iterator[Loss]:
         """The loss of each batch, with the plan of the model at work."""
@@ -127,7 +132,7 @@ class HeldOut:
         """Raises InputError when no example or token was judged."""
         if not count:
             split = self.config.split
-            raise InputError(f"no example of {split!r} has a label that the model knows, or a word that is masked")
+            raise InputError(f"no example of {split!r} has a label that the model knows, or a word that is predicted")
 
     def task_batches(self) -> Iterator[TaskBatch]:
         """The labelled batches of a fine-tuned model.  Raises InputError if the model has no task."""
@@ -165,24 +170,28 @@ class HeldOut:
             yield Loss(total, count, size)
 
     def _of_words(self) -> Iterator[Loss]:
-        masker, rows, device = self._masker, self._rows, next(self.model.parameters()).device
-        assert masker is not None
+        cache = {} if self._masker else {"use_cache": False}
         for start in range(0, self.number, self.config.batch_size):
             chosen = range(start, min(start + self.config.batch_size, self.number))
-            masked = [masker(rows[n], seed=self._seed, epoch=VALID_EPOCH, example=n) for n in chosen]
-            batch = MaskedBatch(
-                [ids for ids, _ in masked],
-                [labels for _, labels in masked],
-                {name: [rows.column(name, n) for n in chosen] for name in self._features},
-            )
-            if not batch.chosen:
-                yield Loss(torch.zeros(()), 0.0, len(masked))
+            inputs = self._words_of(chosen)
+            if not len(inputs.places_N):
+                yield Loss(torch.zeros(()), 0.0, len(chosen))
                 continue
-            inputs = batch.tensors(self.tokenizer.pad_token_id, device)
-            extra = self.handle.at_inference(**inputs.model, **inputs.columns)
-            logits_NV = logits_at(self.model, inputs.places_N, **inputs.model, **extra).logits
-            total = cross_entropy(logits_NV, inputs.labels_N)
-            yield Loss(total, batch.chosen, len(masked))
+            extra = self.handle.at_inference(**inputs.seen)
+            logits_NV = logits_at(self.model, inputs.places_N, **inputs.model, **cache, **extra).logits
+            yield Loss(cross_entropy(logits_NV, inputs.labels_N), float(len(inputs.places_N)), len(chosen))
+
+    def _words_of(self, chosen: range) -> Inputs:
+        """Some sequences as the model reads them, with the words that it predicts: masked ones, or all of a causal model."""
+        rows, pad_id = self._rows, self.tokenizer.pad_token_id
+        columns = {name: [rows.column(name, n) for n in chosen] for name in self._features}
+        if self._masker is None:
+            words, separator = words_of(self.tokenizer), self.tokenizer.sep_token_id
+            batch = CausalBatch.of([rows[n] for n in chosen], separator, words, columns=columns)
+            return batch.tensors_for(self.model, pad_id)
+        masked = [self._masker(rows[n], seed=self._seed, epoch=VALID_EPOCH, example=n) for n in chosen]
+        seen, labels = map(list, zip(*masked, strict=True))
+        return MaskedBatch(seen, labels, columns).tensors(pad_id, next(self.model.parameters()).device)
 
 
 def importance_of(

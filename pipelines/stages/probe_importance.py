@@ -60,7 +60,7 @@ def measure(run: Run[Config]) -> Findings:
     """The importance of every head.
 
     Raises:
-        InputError: the model has no head for a task and predicts no masked words; or the data are of another task, or have no
+        InputError: the model has no head for a task and predicts no words; or the data are of another task, or have no
             labels.
     """
     from guidance.probes.importance import normalised
@@ -104,7 +104,7 @@ STAGE = probe(
     measure,
     takes={
         "model": Model(),
-        "data": Reading("A dataset of its task, or its sequences; for a masked language model also any text file."),
+        "data": Reading("A dataset of its task, or its sequences; for a language model also any text file."),
     },
     table=_table,
     writes={

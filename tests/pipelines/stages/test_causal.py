@@ -34,6 +34,7 @@ from pipelines.stages import (
     evaluate,
     finetune,
     pretrain,
+    probe_importance,
     probe_loss,
     probe_pairs,
     sequences,
@@ -274,6 +275,18 @@ def test_the_loss_of_every_slice_has_floors_of_earlier_tokens(shop: tuple[Store,
         )
     with pytest.raises(InputError, match="--mask-probability is for masked language models"):
         probe_loss.run(trained.reference, shop[1].reference, probe_loss.Config(mask_probability=0.3), store=shop[0])
+
+
+@pytest.mark.parametrize("by", ["taylor", "off"])
+def test_the_importance_of_heads_is_that_for_the_next_word(
+    shop: tuple[Store, Artifact], trained: Artifact, by: Any
+) -> None:
+    settings = probe_importance.Config(split="valid", by=by, batch_size=4)
+    made = probe_importance.run(trained.reference, shop[1].reference, settings, store=shop[0]).artifact
+    rows = pq.read_table(made.path / "heads.parquet").to_pylist()
+    assert len(rows) == 4 and made.counts["task"] == "causal-lm"
+    if by == "off":
+        assert made.counts["loss"] == pytest.approx(measured(shop, trained).counts["metrics"]["loss"], rel=1e-5)
 
 
 # fine-tuning

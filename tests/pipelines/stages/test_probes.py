@@ -692,7 +692,7 @@ def test_sequences_of_a_text_are_no_longer_than_a_model_folder_can_read(store: S
 def test_only_models_of_words_have_a_loss(store: Store, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", matching())
     text = written(tmp_path, "text.txt", "anna saw the dog .\n" * 9)
-    with pytest.raises(InputError, match="predicts no masked words"):
+    with pytest.raises(InputError, match="predicts no words"):
         probe_loss.run(folder, text, probe_loss.Config(), store=store)
 
 

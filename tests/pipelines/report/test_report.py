@@ -273,7 +273,7 @@ def test_a_real_model_and_its_probe_with_attention_commands_and_citations(
     assert re.search(rf'model_1=\$\(guide pretrain "\$sequences_1" .*--plan {plan_file} .*--name real\)', commands)
     assert 'guide probe importance "$model_1" "$sequences_1"' in commands
     keys = re.findall(r"@\w+\{([\w-]+),", files["references.bib"])
-    assert keys == ["li2022", "deshpande2020", "devlin2019", "michel2019", "guide"]
+    assert keys == ["li2022", "deshpande2020", "devlin2019", "liu2019", "michel2019", "guide"]
 
 
 def test_the_commands_of_a_report_find_what_exists_already(tmp_path: Path, guide: Guide) -> None:

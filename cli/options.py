@@ -264,7 +264,7 @@ def announce_dry(session: Session, result: Result, next_command: Templates | Non
     """Print the reference of an artifact that exists, or else ``dry:KIND``; and on stderr what a real run would do."""
     made, facts = result.artifact, _dry_facts(result.artifact)
     if isinstance(made, DryArtifact):
-        state = f"would make: {facts['key'] or f'a new {made.kind}, whose id depends on what does not exist yet'}"
+        state = f"would make: {facts['key'] or f'{made.reference}, whose id is known once its inputs exist'}"
         state += f", {counted(made.steps, 'step')}" if made.steps else ""
         state += f", about {timedelta(seconds=round(made.seconds))} (h:mm:ss)" if made.seconds else ""
     else:

@@ -32,6 +32,7 @@ COMPARED = artifacts("model", "evaluation", "search", unfinished=True)
         "guide compare plain guided --markdown > results.md",
         "guide compare evaluation/58a1 evaluation/9c0e   # the predictions of two models for the same examples",
         "guide compare plain-folds guided-folds   # two searches over the same seeds or folds",
+        "guide compare without-rows   # one search: its settings, and how they differ from the first",
     ],
     shared=DRY_RUN,
 )
@@ -79,7 +80,7 @@ def compare_runs(
     Evaluations of the same examples are compared example by example: accuracies by McNemar's test, BLEU and chrF by
     approximate randomisation, other metrics by a paired bootstrap with a 95 % interval.  Searches over the same seeds or
     folds are compared by a paired t-test, which is corrected for folds; those along pre-training also by when they have the
-    last score of the baseline.  The last column has p-values corrected for the
+    last score of the baseline.  Of one search, the settings that were tested are compared with the first of them.  The last column has p-values corrected for the
     number of comparisons (Holm).
     """
     from pipelines.storage.files import write_file
@@ -137,12 +138,34 @@ def _losses(text: str | None) -> list[float]:
     return losses
 
 
+def _compare_settings(session: Session, reference: str) -> None:
+    """What one search has found, and how the settings that it tested differ from the first."""
+    from pipelines.views.search_tables import search_tables
+    from pipelines.views.searches import compare_settings
+    from pipelines.views.tested_tables import as_json, tested_tables
+
+    with session.store.load(reference, kind="search") as search:
+        found, tests = search_tables(search), compare_settings(search)
+        facts = {"settings": search.counts["settings"], "comparisons": [as_json(tested) for tested in tests]}
+    lines: list[str] = []
+    for each in found:
+        lines += [""] * bool(lines) + table(each.titles, each.rows)
+    own = {name: name for tested in tests for name in (tested.baseline, tested.other)}
+    for pair in tested_tables(tests, own):
+        lines += ["", *table(pair.titles, pair.cells)]
+    session.answer(facts, lines)
+    if not tests:
+        session.tell("differences are tested where several settings have several seeds: --seeds 3")
+
+
 def _compare_results(session: Session, kind: str, references: list[str]) -> None:
     """Compare evaluations, or searches."""
     from pipelines.views.evaluations import compare_evaluations, labels_of
     from pipelines.views.searches import compare_searches, equal_scores
     from pipelines.views.tested_tables import as_json, reached_tables, tested_tables
 
+    if len(references) < 2 and kind == "search":
+        return _compare_settings(session, references[0])
     if len(references) < 2:
         raise InputError(f"one {kind} has nothing to be compared with", hint=f"guide compare {kind.upper()} OTHER")
     with contextlib.ExitStack() as opened:

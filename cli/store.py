@@ -119,7 +119,7 @@ def show(
 
     with session.store.load(reference, verify=False) as artifact:
         unlisted = artifact.unlisted_files()
-        findings = None if session.json else findings_of(artifact)
+        findings = [] if session.json else findings_of(artifact)
     names = [str(n) for n in session.store.names() if (n.kind, n.recipe) == (artifact.kind, artifact.recipe)]
     about = {"artifact": artifact.reference, "path": os.fspath(artifact.path), "names": names}
     session.answer(about | artifact.manifest, _shown(artifact, names, findings))
@@ -127,14 +127,14 @@ def show(
         log.warning("%s: not in the manifest", artifact.path / name)
 
 
-def _shown(artifact: Artifact, names: Sequence[str], findings: Table | None) -> Iterator[str]:
+def _shown(artifact: Artifact, names: Sequence[str], findings: Sequence[Table]) -> Iterator[str]:
     manifest = artifact.manifest
     head = {"artifact": artifact.reference, "names": ", ".join(names) or "-", "path": artifact.path}
     keys = ("stage", "stage_version", "created", "seconds", "guide", "git", "seed", "content")
     head |= {key: manifest[key] for key in keys if manifest.get(key) is not None}
     yield from (f"{key:<10} {value}" for key, value in head.items())
-    if findings is not None:
-        yield from (*table(findings.titles, findings.rows), *findings.notes)
+    for found in findings:
+        yield from (*table(found.titles, found.rows), *found.notes)
     inputs = manifest.get("inputs", {})
 
     def rows(entry: dict[str, Any]) -> str:
@@ -143,7 +143,7 @@ def _shown(artifact: Artifact, names: Sequence[str], findings: Table | None) -> 
     yield from _sections(
         {  # the most useful first
             "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
-            "counts": {} if findings is not None else manifest.get("counts", {}),
+            "counts": {} if findings else manifest.get("counts", {}),
             "inputs": {role: f"{each.get('kind')} {str(each.get('content'))[:16]}" for role, each in inputs.items()},
             "config": manifest.get("config", {}),
             "files": {name: human_size(entry["bytes"]) + rows(entry) for name, entry in artifact.files.items()},

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from cli.completion import artifacts
+from cli.flags import make_config
 from cli.options import Session, stage_command
 from cli.tables import folded
 from cli.usual_names import usual
 from pipelines import quickstart
 from pipelines.engine.stage import Result
-from pipelines.stages import finetune, search
+from pipelines.searching.config import AllSettings
+from pipelines.searching.settings import PLAN
+from pipelines.stages import finetune, pretrain, search
+from pipelines.storage.artifacts import Artifact
 from pipelines.training.topics import FINETUNE_TOPICS
+from pipelines.views.search_tables import search_tables
 
 SEARCH_TOPICS = {
-    "Search": ("grid", "seeds", "folds", "fold_seed", "weights", "shard"),
+    "Search": ("grid", "leave_one_out", "subsets", "folds", "fold_seed", "along", "limit"),
+    "Choice and test": ("seeds", "select", "weights", "test_seeds", "test_every"),
+    "Parallel runs": ("jobs", "executor", "scheduler", "shard"),
     **{
-        heading: tuple(name for name in names if name not in ("resume", "allow_change"))
+        heading: tuple(name for name in names if name not in ("resume", "allow_change", "select"))
         for heading, names in FINETUNE_TOPICS.items()
     },
+    "Only of pretrain": tuple(
+        name for name in pretrain.Config.model_fields if name not in finetune.Config.model_fields
+    ),
 }
 
 
 @stage_command(
     "search",
-    search.Config,
+    AllSettings,
     kind=search.STAGE.kind,
     group="Train",
     topics=SEARCH_TOPICS,
@@ -36,64 +44,62 @@ SEARCH_TOPICS = {
         "guide search reviews --init my-model --grid learning-rate=1e-5,2e-5,5e-5 --seeds 3",
         "guide search reviews --init my-model --folds 10 --plan preset:asa --name asa-folds",
         "guide search reviews --grid layers=2,4 --grid dropout=0.2,0.3 --select accuracy --patience 5 --epochs 30",
+        "guide search reviews --init my-model --grid learning-rate=1e-5,2e-5 --seeds 2 --test-seeds 5 --jobs 4",
         "guide search reviews --init my-model --seeds 5 --shard 2/8   # one of 8 jobs; afterwards, without --shard, it goes on",
+        "guide search wiki-128 --plan preset:ag --leave-one-out --seeds 3 --steps 2000",
+        "guide search wiki-128 --plan preset:ag --grid plan.next.weight=1,10,100 --steps 2000 --jobs 2",
+        "guide search papers --plan preset:patterns --subsets --select rouge1 --jobs 4",
         "guide compare plain-folds asa-folds",
     ],
-    next_command="guide show {}",
+    next_command="guide compare {}",
 )
 def search_command(
     session: Session,
-    config: search.Config,
+    config: Any,
     data: Annotated[
-        str, typer.Argument(help="A dataset: a name, name@n, an id, or a path.", autocompletion=artifacts("corpus"))
+        list[str],
+        typer.Argument(
+            help="A dataset, for fine-tuning, or sequences of running text, for pre-training (one or more).",
+            autocompletion=artifacts("corpus", "sequences"),
+        ),
     ],
 ) -> Result | None:
-    """Fine-tune with every combination of some settings, over several seeds or folds, and test the best one.
+    """Train with every combination of some settings, over several seeds or folds, and test the best one.
 
-    All options of `guide finetune` apply to every run.  In each fold the combination with the best mean validation over its
-    seeds is chosen, and only its models are measured on the test split: the means and standard deviations that are
-    printed.  Without --folds the splits of the dataset are used.
+    A dataset is fine-tuned on, and all options of `guide finetune` apply to every run; sequences of running text are pre-trained
+    on, with the options and the defaults of `guide pretrain`.  In each fold the combination with the best mean validation over its
+    seeds is chosen, and only its models are measured on the test split: the means and standard deviations that are printed.
+    Without --folds the splits of the data are used.
+
+    --leave-one-out and --subsets compare rows of the plan: each set of rows is tested, with the best combination of the grid for
+    these rows.  --test-seeds tests with seeds that the choice has not seen.
 
     Every run is a model of its own.  An interrupted search goes on where it was, and jobs can share the runs by --shard.
-    `guide compare` tests two searches over the same seeds or folds.
+    `guide compare` tests two searches over the same seeds or folds, or the rows of one.
     """
-    config = config.model_copy(update={"grid": [_usual_names(text) for text in config.grid]})
+    given = {name: getattr(config, name) for name in config.model_fields_set}
+    kind = search.config_for(data, given, session.store)
+    config = make_config(kind, given)
+    config = config.model_copy(update={"grid": [_usual_names(text, kind) for text in config.grid]})
     result = search.run(data, config, **session.options())
-    for line in search_lines(result.artifact.counts) if result else ():
+    for line in search_lines(result.artifact) if result else ():
         session.tell(line)
     return result
 
 
-def _usual_names(text: str) -> str:
+def _usual_names(text: str, kind: Any) -> str:
     """An axis of a grid, with our name for a setting that others call otherwise, such as ``lr``."""
     name, equals, values = text.partition("=")
+    if name.startswith(PLAN):
+        return text
     flag = "--" + name.strip().removeprefix("--").replace("_", "-")
-    known = ["--" + field.replace("_", "-") for field in finetune.Config.model_fields]
+    known = ["--" + field.replace("_", "-") for field in kind.model_fields]
     return (usual(flag, known) or flag)[2:] + equals + values
 
 
-def search_lines(counts: Mapping[str, Any]) -> list[str]:
-    """What a search has found: the validation of each setting, and the test metrics of the chosen ones."""
-    settings = [
-        (_as_flags(name) or "(no grid)", _mean_and_sd(found), f"{found['chosen']:,}")
-        for name, found in counts["settings"].items()
-    ]
-    metrics = [(name, _mean_and_sd(found)) for name, found in counts["metrics"].items()]
-    return [
-        *folded(("setting", f"validation: {counts['select']}", "runs chosen"), settings, None),
-        *folded(("metric", "on the test split"), metrics, None),
-    ]
-
-
-def _as_flags(setting: str) -> str:
-    """``learning_rate=0.1 ffn=8``, as tables hold it, in the way that people write it after ``--grid``."""
-    return re.sub(r"(?:^| )\w+=", lambda name: name[0].replace("_", "-"), setting)
-
-
-def _mean_and_sd(found: Mapping[str, float | None]) -> str:
-    if found["mean"] is None:
-        return "undefined"
-    return f"{found['mean']:.4f}" + (f" ± {found['sd']:.4f}" if found["sd"] is not None else "")
+def search_lines(found: Artifact) -> list[str]:
+    """What a search has found: the validation of each setting, and the test metrics of those that were tested."""
+    return [line for each in search_tables(found) for line in (*folded(each.titles, each.rows, None), *each.notes)]
 
 
 @stage_command(

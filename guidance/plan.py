@@ -106,6 +106,41 @@ class Plan:
         """A plan for one model as the guides of one part of a plan for several."""
         return Plan(tuple(replace(guide, part=part) for guide in self.guides), self.pal)
 
+    def place_of(self, row: str) -> int | None:
+        """The index of a row, given by its label or by its number, which counts from 1; None for ``pal``, the table ``[pal]``,
+        where there is one and no row has that name.
+
+        Raises:
+            UnknownName: there is no such row.
+        """
+        if row in self.labels:
+            return self.labels.index(row)
+        if row == "pal" and self.pal is not None:
+            return None
+        if row.isdecimal() and 1 <= int(row) <= len(self.guides):
+            return int(row) - 1
+        raise UnknownName("row of the plan", row, self.labels)
+
+    def with_value(self, place: int | None, key: str, value: Any) -> Plan:
+        """The plan with another value of a key, as TOML gives it.
+
+        Args:
+            place: see `place_of`.
+
+        Raises:
+            UnknownName: there is no such key.
+            PlanError: the value is refused.
+        """
+        if place is None:
+            assert self.pal is not None, "it has a table [pal]"
+            return Plan(self.guides, _pal({**_pal_values(self.pal), key: value}))
+        changed = _guide({**_row_values(self.guides[place]), key: value})
+        return Plan((*self.guides[:place], changed, *self.guides[place + 1 :]), self.pal)
+
+    def keeping(self, rows: Iterable[int]) -> Plan:
+        """The plan with only some of its rows, given by their indices; added heads stay."""
+        return Plan(tuple(self.guides[number] for number in rows), self.pal)
+
     @property
     def packages(self) -> dict[str, str]:
         """By name, the packages that register its patterns and mechanisms; ours are left out."""
@@ -206,10 +241,7 @@ class Plan:
         """The plan as TOML; `parse` gives it back exactly."""
         tables = [_written_table("[[guide]]", written_keys(guide)) for guide in self.guides]
         if self.pal:
-            values = {item.name: getattr(self.pal, item.name) for item in fields(Pal)}
-            changed = {
-                item.name: as_toml(values[item.name]) for item in fields(Pal) if values[item.name] != item.default
-            }
+            changed = {key: as_toml(value) for key, value in _pal_values(self.pal).items()}
             tables.insert(0, _written_table("[pal]", changed))
         if self.packages:
             tables.insert(0, _written_table("[packages]", {n: as_toml(p) for n, p in self.packages.items()}))
@@ -244,16 +276,26 @@ def _pal(table: Any) -> Pal:
     return Pal(**options)
 
 
+def _pal_values(pal: Pal) -> dict[str, Any]:
+    """The keys of the table ``[pal]`` that are not at their defaults, and their values."""
+    return {item.name: value for item in fields(Pal) if (value := getattr(pal, item.name)) != item.default}
+
+
+def _row_values(guide: Guide) -> dict[str, Any]:
+    """The keys of a row that are not at their defaults, and their values, as a plan's file gives them."""
+    values = {key: getattr(guide, key) for key, default in DEFAULTS.items() if getattr(guide, key) != default}
+    if isinstance(values.get("weight"), tuple):
+        values["weight"] = dict(values["weight"])
+    return {**values, **guide.options}
+
+
 def _written_table(name: str, values: Mapping[str, str]) -> str:
     return "\n".join([name, *(f"{key} = {text}" for key, text in values.items())]) + "\n"
 
 
 def written_keys(guide: Guide) -> dict[str, str]:
     """The keys of a row and their values, as a plan's file has them; keys at their defaults are left out."""
-    values = {key: getattr(guide, key) for key, default in DEFAULTS.items() if getattr(guide, key) != default}
-    if isinstance(values.get("weight"), tuple):
-        values["weight"] = dict(values["weight"])
-    return {key: as_toml(value) for key, value in {**values, **guide.options}.items()}
+    return {key: as_toml(value) for key, value in _row_values(guide).items()}
 
 
 def as_toml(value: Any) -> str:

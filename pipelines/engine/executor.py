@@ -18,7 +18,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator
 
@@ -37,8 +37,6 @@ SCHEDULER_SECONDS = 20.0
 
 WORKERLESS_SECONDS = 30.0
 """A run that waits on a Dask cluster of its own looks this often for workers, and ends if there are none twice in a row."""
-
-_SMALLER = "use workers with more memory, or a smaller --shard-size"
 
 DASK = "'attention-guide[dask]'"
 
@@ -60,8 +58,14 @@ def share_of(work: Sequence[Value], share: str) -> Sequence[Value]:
     return work[first - 1 :: step]
 
 
-class Config(stage.Config):
-    """Where a statistic is computed, and in what pieces.  None of these settings changes the result."""
+class Workers(stage.Config):
+    """Where work is done that can be divided.  None of these settings changes the result."""
+
+    piece: ClassVar[str] = "shard"
+    """What messages call a piece of work; `lighter` is how to make one that needs less memory."""
+    lighter: ClassVar[str] = "a smaller --shard-size"
+    ahead: ClassVar[int] = 2
+    """Pieces of work for each local process that are submitted at once."""
 
     executor: Literal["local", "dask"] = knob(
         "local", "Executor of the work on shards: processes on this machine, or a Dask cluster."
@@ -70,6 +74,16 @@ class Config(stage.Config):
     scheduler: str = knob(
         "", "Address of a Dask scheduler, tcp://HOST:PORT. Without it, --executor dask starts --jobs local workers."
     )
+
+    @property
+    def threads(self) -> int:
+        """Threads of each local process."""
+        return 1
+
+
+class Config(Workers):
+    """Where a statistic is computed, and in what pieces.  None of these settings changes the result."""
+
     shard: ShareOfWork = knob(
         "", "i/n: process every n-th shard, starting at the i-th, and stop. The same command without --shard merges."
     )
@@ -77,7 +91,7 @@ class Config(stage.Config):
 
 
 def run_all(
-    function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], config: Config
+    function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], config: Workers
 ) -> Iterator[tuple[int, Any]]:
     """Run tasks where the configuration says; yields (index, result) as tasks finish.  What a task raises is raised,
     wherever it runs; MachineError if workers died `ATTEMPTS` times in a row, or the cluster went away."""
@@ -89,19 +103,19 @@ def run_all(
     while left:
         before = len(left)
         try:
-            started = _dask(config, len(left)) if config.executor == "dask" else _processes(min(config.jobs, len(left)))
+            started = _dask(config, len(left)) if config.executor == "dask" else _processes(config, len(left))
             with started as (executor, limit, has_workers):
-                for number, result in _as_completed(executor, function, left, limit, has_workers):
+                for number, result in _as_completed(executor, function, left, limit, has_workers, config):
                     del left[number]
                     yield number, result
         except BrokenExecutor as error:
             deaths = deaths + 1 if len(left) == before else 1
             if deaths >= ATTEMPTS:
                 raise MachineError(
-                    f"workers died {deaths} times without finishing a shard (out of memory?)",
-                    hint="use less memory: --jobs 1, or a smaller --shard-size",
+                    f"workers died {deaths} times without finishing a {config.piece} (out of memory?)",
+                    hint=f"use less memory: --jobs 1, or {config.lighter}",
                 ) from error
-            log.warning("a worker died; retrying %d unfinished shards", len(left))
+            log.warning("a worker died; retrying %d unfinished %ss", len(left), config.piece)
 
 
 def _as_completed(
@@ -110,6 +124,7 @@ def _as_completed(
     tasks: Mapping[int, tuple[Any, ...]],
     limit: int,
     has_workers: Callable[[], bool],
+    config: Workers,
 ) -> Iterator[tuple[int, Any]]:
     """(index, result) as tasks finish.  At most ``limit`` tasks are submitted at once: a scheduler keeps all of them
     in memory."""
@@ -123,8 +138,8 @@ def _as_completed(
             future.add_done_callback(done.put)
         if not running:
             return
-        future = _next(done, has_workers)
-        result, failure = _outcome(future)
+        future = _next(done, has_workers, config)
+        result, failure = _outcome(future, config)
         if failure is not None:
             kind, arguments, state = failure
             error = kind.__new__(kind, *arguments)
@@ -133,7 +148,7 @@ def _as_completed(
         yield running.pop(future), result
 
 
-def _next(done: queue.SimpleQueue[Future[Any]], has_workers: Callable[[], bool]) -> Future[Any]:
+def _next(done: queue.SimpleQueue[Future[Any]], has_workers: Callable[[], bool], config: Workers) -> Future[Any]:
     """The next finished task."""
     were_there = True
     while True:
@@ -142,16 +157,21 @@ def _next(done: queue.SimpleQueue[Future[Any]], has_workers: Callable[[], bool])
         except queue.Empty:
             are_there = has_workers()
             if not (were_there or are_there):
-                raise MachineError("all workers died (out of memory?)", hint=_SMALLER) from None
+                raise MachineError("all workers died (out of memory?)", hint=_more_memory(config)) from None
             were_there = are_there
 
 
-def _outcome(future: Future[Any]) -> Any:
+def _more_memory(config: Workers) -> str:
+    return f"use workers with more memory, or {config.lighter}"
+
+
+def _outcome(future: Future[Any], config: Workers) -> Any:
     try:
         return future.result()
     except concurrent.futures.CancelledError as error:
         raise MachineError(
-            "the Dask scheduler went away", hint="finished shards are kept; run the same command again to continue"
+            "the Dask scheduler went away",
+            hint=f"finished {config.piece}s are kept; run the same command again to continue",
         ) from error
     except ModuleNotFoundError as error:
         raise MachineError(
@@ -159,8 +179,8 @@ def _outcome(future: Future[Any]) -> Any:
         ) from error
     except Exception as error:
         if type(error).__name__ == "KilledWorker":  # Dask gives up on a task after several of its workers died
-            message = f"several workers died on the same shard (out of memory?): {error}"
-            raise MachineError(message, hint=_SMALLER) from error
+            message = f"several workers died on the same {config.piece} (out of memory?): {error}"
+            raise MachineError(message, hint=_more_memory(config)) from error
         raise
 
 
@@ -207,13 +227,14 @@ Started = Iterator[tuple[Executor, int, Callable[[], bool]]]
 
 
 @contextlib.contextmanager
-def _processes(jobs: int) -> Started:
+def _processes(config: Workers, num_tasks: int) -> Started:
     """Worker processes on this machine."""
     import multiprocessing  # imported late, to keep `guide --help` fast
 
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start_worker)
+    jobs, spawn = min(config.jobs, num_tasks), multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, spawn, _start_worker, (config.threads,))
     try:
-        yield pool, 2 * jobs, lambda: True
+        yield pool, config.ahead * jobs, lambda: True
     except BaseException:
         # do not wait for shards whose results will be discarded
         for process in list((pool._processes or {}).values()):
@@ -223,12 +244,12 @@ def _processes(jobs: int) -> Started:
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker() -> None:
-    """Limit a worker to one thread, and end it when its parent process ends, for whatever reason."""
+def _start_worker(threads: int = 1) -> None:
+    """Limit the threads of a worker, and end it when its parent process ends, for whatever reason."""
     import multiprocessing
 
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+        os.environ.setdefault(name, str(threads))
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -240,7 +261,7 @@ def _start_worker() -> None:
 
 
 @contextlib.contextmanager
-def _dask(config: Config, num_tasks: int) -> Started:
+def _dask(config: Workers, num_tasks: int) -> Started:
     """A Dask cluster.
 
     A cluster of our own whose workers died too often gets no new ones.  One of the user's may get some at any time.

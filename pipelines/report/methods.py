@@ -88,6 +88,14 @@ def size_of(each: Given) -> str:
     return ", ".join(filter(None, parts))
 
 
+def _tested(config: Mapping[str, Any]) -> str:
+    """What a search has tested, after its choice."""
+    of_rows = config.get("leave_one_out") or config.get("subsets")
+    what = "every setting" if config.get("test_every") else "that"
+    seeds = f", with {counted(config['test_seeds'], 'other seed')}" if config.get("test_seeds") else ""
+    return f"{' for each set of rows of the plan' if of_rows else ''}; {'only ' * (what == 'that')}{what} was tested{seeds}"
+
+
 def _measures(runs: Runs) -> Iterable[str]:
     tasks = dict.fromkeys(str(each.artifact.counts.get("task")) for each in runs.of("evaluation"))
     if tasks:
@@ -95,7 +103,7 @@ def _measures(runs: Runs) -> Iterable[str]:
     for each in runs.of("search"):
         select = each.artifact.counts.get("select", "loss")
         number = counted(int(each.artifact.counts.get("runs", 0)), "run")
-        yield f"The search {each.label} trained {number}, and chose the setting with the best validation ({select}); only that was tested."
+        yield f"The search {each.label} trained {number}, and chose the setting with the best validation ({select}){_tested(each.config)}."
     kinds = dict.fromkeys(str(each.artifact.counts.get("probe")) for each in runs.of("probe"))
     if kinds:
         yield f"Heads were probed for {', '.join(kinds)}."

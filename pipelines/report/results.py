@@ -157,14 +157,14 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
     for number, part in enumerate(grouped(runs.of("search"), data_of).values(), 1):
         name, notes, tests = f"search-{number}", list[str](), list[Tested]()
         blocks: list[Block] = []
-        scored = []
+        scored: list[Scored] = []
         for each in part:
             rows = _rows(each)
             blocks.append(Grid(f"{name}-{file_name(each.label)}-settings", _settings(each, rows)))
             own = tests_of_settings(rows)
             blocks += _tested(f"{name}-{file_name(each.label)}", own)
             tests += own
-            scored.append(_chosen(each, rows))
+            scored += _chosen(each, rows)
         if any(each.metrics for each in scored):
             caption = "test metrics of the chosen settings; means ± sample standard deviation over seeds and folds"
             blocks.append(Grid(f"{name}-metrics", metric_table(scored, caption)))
@@ -236,11 +236,22 @@ def _by_unit(values: Mapping[Any, float], folds: bool) -> list[float]:
     return [statistics.fmean(of_unit) for of_unit in units.values()]
 
 
-def _chosen(each: Given, rows: Sequence[Mapping[str, Any]]) -> Scored:
-    chosen = [row for row in rows if row["chosen"] and row.get("evaluation")]
+def _chosen(each: Given, rows: Sequence[Mapping[str, Any]]) -> list[Scored]:
+    """The test metrics of the best setting, or of the best one for each set of rows of the plan."""
     names = [name for name in rows[0] if name.startswith("test/")]
-    metrics = {name.removeprefix("test/"): [row[name] for row in chosen] for name in names if chosen}
-    return Scored(each.label, [row["seed"] for row in chosen], metrics)
+    by_rows: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        kept = row.get("rows")
+        label = each.label if kept is None else f"{each.label}: {' + '.join(kept) or 'no rows'}"
+        by_rows.setdefault(label, []).extend([row] if row["chosen"] and row.get("evaluation") else [])
+    return [
+        Scored(
+            label,
+            [row["seed"] for row in chosen],
+            {name.removeprefix("test/"): [row[name] for row in chosen] for name in names if chosen},
+        )
+        for label, chosen in by_rows.items()
+    ]
 
 
 # probes
@@ -253,7 +264,7 @@ def probes(runs: Runs) -> Iterator[Section]:
         of = runs.name_of(model) if model else each.label
         kind = str(each.artifact.counts.get("probe", "probe"))
         blocks: list[Block] = []
-        if (table := findings_of(each.artifact)) is not None:
+        for table in findings_of(each.artifact):
             cells = [list(row) for row in table.rows]
             if table.titles:
                 blocks.append(Grid(f"{name}-findings", Table(f"probe {kind} of {of}", list(table.titles), cells)))

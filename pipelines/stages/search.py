@@ -1,8 +1,9 @@
-"""Stage ``search``: fine-tune with every combination of some settings, seeds and folds, and test the setting that is best.
+"""Stage ``search``: train with every combination of some settings, rows of a plan, seeds and folds, and test the best one.
 
-Reads a dataset.  Every run is a model of its own, made by `pipelines.stages.finetune`, so an interrupted search goes on with
-the runs that are missing, and ``--shard i/n`` divides them among jobs.  In each fold the setting with the best mean
-validation over its seeds is chosen, and only its models are evaluated on the test split.
+Reads a dataset, whose runs are made by ``finetune``, or sequences of running text, whose runs are made by ``pretrain``.  Every
+run is a model of its own, so an interrupted search goes on with the runs that are missing, and ``--shard i/n`` or ``--jobs``
+divides them.  In each fold the setting with the best mean validation over its seeds is chosen, and only its models are
+evaluated on the test split.  Where the rows of the plan vary, the choice is made for each set of rows, so that all are compared.
 
 With ``--along`` every run starts from each snapshot of a pre-trained model in turn, and at every moment the best setting is
 tested.
@@ -18,193 +19,206 @@ import itertools
 import os
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from guidance.errors import InputError
 from pipelines.engine.declaration import Stage, roles
-from pipelines.engine.executor import ShareOfWork, share_of
-from pipelines.engine.stage import Options, Result, Run, check_working_folder, knob, run_stage
+from pipelines.engine.executor import share_of
+from pipelines.engine.stage import Options, Result, Run, check_working_folder, run_stage
 from pipelines.lazy import np, pa, pq
 from pipelines.progress import log
-from pipelines.stages import evaluate, finetune, folds, missing
+from pipelines.searching.config import MOST_RUNS, MOST_SUBSETS, AnyConfig, Config, PretrainConfig, SearchConfig
+from pipelines.searching.settings import Setting, axes_of, left_out_one_by_one, number_of_rows, settings_of, subsets
+from pipelines.searching.trials import Measures, Outcome, Start, Trial, mean_and_sd, run_trials
+from pipelines.stages import finetune, folds, missing, pretrain
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.dry import DryArtifact, where_known
 from pipelines.storage.store import Store
 from pipelines.storage.tables import schema_of
-from pipelines.training.checkpoints import best_name
+from pipelines.training.objective import Objective
+from pipelines.training.plans import NONE, load_plan
 from pipelines.training.tasks import task_for
 
 if TYPE_CHECKING:
+    from guidance.plan import Plan
     from pipelines.training.task import Task
 
+__all__ = ["STAGE", "Config", "PretrainConfig", "run"]
+
 RUNS = "runs.parquet"
-MOST_RUNS = 10_000
 
-_NOT_VARIED = ("seed", "grid", "seeds", "folds", "fold_seed", "weights", "shard", "task", "select", "along")
-
-
-class Config(finetune.Config):
-    """Settings of a search; all others are those of the runs."""
-
-    grid: list[str] = Field(
-        [],
-        description="A setting and the values to try, such as learning-rate=1e-5,2e-5 (repeatable); all combinations are "
-        "trained.",
-    )
-    seeds: int = Field(1, ge=1, description="Runs of each combination, with seeds from --seed on.")
-    folds: int = Field(0, ge=0, description="Folds of a cross-validation; 0 takes the splits of the dataset.")
-    fold_seed: int = Field(0, ge=0, lt=2**63, description="Seed of the assignment to folds.")
-    along: str = Field(
-        "",
-        description="A pre-trained model: each of its snapshots and its last weights are fine-tuned and tested, which shows how "
-        "the score grows along pre-training (`guide pretrain --snapshots`).",
-    )
-    weights: Literal["best", "last"] = Field(
-        "best", description="Weights that count: those of each run's best validation, or of its last step."
-    )
-    shard: ShareOfWork = knob(
-        "", "i/n: train every n-th run, starting at the i-th, and stop. The same command without --shard does the rest."
-    )
-
-    @model_validator(mode="after")
-    def _check_search(self) -> Self:
-        if self.folds == 1:
-            raise ValueError("--folds: one fold leaves nothing to train on")
-        if self.along and self.init:
-            raise ValueError("--along and --init exclude each other: each run starts from a moment of --along")
-        return self
+FRESH = "valid_of_test_seeds"
+"""In ``search.json``: the validation of the runs that the choice has not seen."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """A moment of pre-training.
+def config_for(data: Sequence[str], given: Mapping[str, Any], store: Store) -> type[AnyConfig]:
+    """Whether a search fine-tunes or pre-trains: `Config` for a dataset, and `PretrainConfig` for sequences of running text, or
+    where an objective is given.
 
-    Attributes:
-        step: after how many steps.
-        seconds: of training until then.
-        init: the model folder, or the reference of the model.
+    Args:
+        data: references of the data; given: the settings that the user gave.
+
+    Raises:
+        InputError: one of these settings belongs to the other kind.
     """
+    with store.load(data[0], verify=False) as first:
+        is_text = first.kind == "sequences" and (
+            "objective" in given or isinstance(first, DryArtifact) or "shape" not in first.counts
+        )
+        kind: type[AnyConfig] = PretrainConfig if is_text else Config
+        for name in given:
+            if name not in kind.model_fields:
+                command, other = ("pretrain", "finetune") if is_text else ("finetune", "pretrain")
+                has = "running text" if is_text else "examples of a task"
+                raise InputError(
+                    f"--{name.replace('_', '-')} is for `guide {other}`, and {first.reference} has {has}",
+                    hint=f"guide {command} -h lists the settings of these runs",
+                )
+    return kind
 
-    step: int
-    seconds: float
-    init: str
 
+def run(data: str | Sequence[str], config: AnyConfig, *, store: Store, **options: Unpack[Options]) -> Result | None:
+    """Train all runs on a dataset, or on sequences, choose, and test.  With ``--shard`` only some runs are trained, and the
+    result is None.
 
-@dataclass
-class Member:
-    """One run of a search.
-
-    Attributes:
-        fold: which fold is tested; 0 without folds.
-        setting: the values of the settings that vary.
-        start: the moment of pre-training that the run starts from, if there are several.
-        data: reference of the dataset.
-        config: all settings of the run.
+    Raises:
+        InputError: a value of the grid is not possible, the plan has no such row, the settings cannot be compared, for want of
+            validation examples, or some runs failed; the others are kept.
     """
-
-    fold: int
-    setting: Mapping[str, Any]
-    data: str
-    config: finetune.Config
-    start: Start | None = None
-    model: Artifact | None = None
-    valid: float | None = None
-    evaluation: Artifact | None = None
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        parts = [f"{name.replace('_', '-')}={value}" for name, value in self.setting.items()]
-        begun = [f"from step {self.start.step}"] if self.start else []
-        return ", ".join([*begun, *parts, f"seed {self.config.seed}"])
-
-
-def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
-    """Train all runs on a dataset, choose, and test.  With ``--shard`` only some runs are trained, and the result is None.
-    Raises InputError if a value of the grid is not possible, or the settings cannot be compared, for want of validation
-    examples."""
     check_working_folder()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError("a search trains one run after the other", hint="start one process for each --shard i/n")
-    progress = options.get("progress")
+        raise InputError("a run of a search has one process", hint="--jobs, or start a command for each --shard i/n")
+    progress, references = options.get("progress"), [data] if isinstance(data, str) else list(data)
     with ExitStack() as opened:
-        dataset, sequences = missing.open_data(data, store, opened)
-        if sequences is not None:
-            raise InputError(f"{sequences.reference} has sequences; a search needs a dataset", hint=dataset.reference)
-        task = task_for(config.task, dataset.counts, dataset.reference)
-        config = finetune.resolved(config, task)
-        settings = _settings(config)
-        if len(settings) > 1 and not config.folds and "valid" not in dataset.counts["splits"]:
-            raise InputError(
-                f"settings are compared by their validation, and {dataset.reference} has no validation examples",
-                hint="guide build-dataset --valid-fraction 0.1",
-            )
-        parts = _parts(dataset, config, store, options)
-        inputs: dict[str, Any] = {"dataset": dataset}
+        inputs, row, config = _opened(references, config, store, opened)
+        first = next(iter(inputs.values()))
         starts: Sequence[Start | None] = [None]
-        if config.along:
+        if isinstance(config, Config) and config.along:
             inputs["pretrained"] = opened.enter_context(store.load(config.along, kind="model"))
             starts = _starts(inputs["pretrained"])
             config = config.model_copy(update={"max_length": missing.longest(config.along, config.max_length, store)})
-        members = _members(config, task, settings, parts, starts)
-        mine = share_of(members, config.shard)
-        for number, member in enumerate(mine, 1):
-            log.info("run %d of %d: %s%s", number, len(mine), f"fold {member.fold}, " if config.folds else "", member)
-            made = finetune.run(member.data, member.config, store=store, progress=progress)
-            assert made is not None, "there is one process"
-            member.model = opened.enter_context(store.load(made.reference, kind="model"))
-            member.valid = _validation(member.model, task.name, config)
+        settings, labels = _settings(config, row, store)
+        compared = len({setting.kept for setting in settings})
+        if len(settings) > compared and not config.folds:
+            with where_known():
+                _check_validation(first)
+        parts = _parts(inputs, config, store, options)
+        trials = list(_trials(config, row, settings, parts, starts, store))
+        measures = Measures(
+            row.name if isinstance(config, Config) else "",
+            getattr(config, "select", "loss"),
+            config.weights,
+            config.device,
+            getattr(config, "parser", ""),
+            "".join(config.masks[:1]),
+            config.scores,
+        )
+        mine = share_of(trials, config.shard)
+        nothing_to_choose = not config.test_seeds and (config.test_every or len(settings) == compared)
+        run_trials(mine, measures, config, store, progress, test=nothing_to_choose)
         if config.shard:
-            log.info("--shard %s: %d of %d runs are done", config.shard, len(mine), len(members))
+            log.info("--shard %s: %d of %d runs are done", config.shard, len(mine), len(trials))
             return None
-        chosen = _chosen(members, config)
-        for member in chosen:
-            _test(member, config, store, opened, progress)
-        inputs |= dict(zip(roles("model", len(members)), (m.model for m in members), strict=True))
-        tested = [member.evaluation for member in chosen if member.evaluation is not None]
-        inputs |= dict(zip(roles("evaluation", len(tested)), tested, strict=True))
+        chosen = _chosen(trials, config)
+        tested = trials if config.test_every else chosen
+        if config.test_seeds:
+            tested = _with_test_seeds(tested, config)
+            trials = sorted([*trials, *tested], key=_place)
+            chosen += [trial for trial in tested if any(_place(trial)[:3] == _place(one)[:3] for one in chosen)]
+        if not nothing_to_choose:
+            run_trials(tested, measures, config, store, progress, test=True)
+        for trial in trials:
+            trial.model = opened.enter_context(store.load(trial.outcome.model, kind="model"))
+            for reference in trial.outcome.evaluations[:1]:
+                trial.evaluation = opened.enter_context(store.load(reference, kind="evaluation"))
+        inputs |= dict(zip(roles("model", len(trials)), (t.model for t in trials), strict=True))
+        evaluations = [trial.evaluation for trial in trials if trial.evaluation is not None]
+        inputs |= dict(zip(roles("evaluation", len(evaluations)), evaluations, strict=True))
 
-        write = functools.partial(build, members=members, chosen=chosen, task=task.name)
-        return run_stage(replace(STAGE, build=write), config, inputs, store=store, **options)
-
-
-def _settings(config: Config) -> list[dict[str, Any]]:
-    """Every combination of the values of the grid.  Raises InputError if an entry is not written as
-    NAME=VALUE,VALUE, or names no setting that can vary."""
-    known = finetune.Config.model_fields
-    axes: dict[str, list[str]] = {}
-    for text in config.grid:
-        name, _, values = text.partition("=")
-        name = name.strip().removeprefix("--").replace("-", "_")
-        if name not in known or name in _NOT_VARIED:
-            raise InputError(
-                f"--grid {text}: {name.replace('_', '-')} is no setting that can vary", hint="guide finetune -h"
-            )
-        if name in axes:
-            raise InputError(f"--grid names {name.replace('_', '-')} twice")
-        axes[name] = [value.strip() for value in values.split(",")]
-        if axes[name] == [""] or ("" in axes[name] and name != "plan") or len(set(axes[name])) < len(axes[name]):
-            raise InputError(
-                f"--grid {text}: not NAME=VALUE,VALUE with different values", hint="--grid learning-rate=1e-5,2e-5"
-            )
-    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+        write = functools.partial(build, trials=trials, chosen=chosen, task=row.name, labels=labels)
+        return run_stage(replace(STAGE, config=type(config), build=write), config, inputs, store=store, **options)
 
 
-def _parts(dataset: Artifact, config: Config, store: Store, options: Options) -> list[str]:
-    """The dataset itself, or its folds."""
+def _opened(
+    references: Sequence[str], config: AnyConfig, store: Store, opened: ExitStack
+) -> tuple[dict[str, Any], type[Objective], AnyConfig]:
+    """The data by role, what is learned, and the configuration with that named.  Raises InputError for data of another kind."""
+    if isinstance(config, PretrainConfig):
+        found = [opened.enter_context(store.load(each, kind="sequences")) for each in references]
+        return dict(zip(roles("sequences", len(found)), found, strict=True)), config.row, config
+    if len(references) > 1:
+        raise InputError(f"a search fine-tunes on one dataset, and {len(references)} are given")
+    dataset, sequences = missing.open_data(references[0], store, opened)
+    if sequences is not None:
+        raise InputError(f"{sequences.reference} has sequences; a search needs a dataset", hint=dataset.reference)
+    task = task_for(config.task, dataset.counts, dataset.reference)
+    return {"dataset": dataset}, task, finetune.resolved(config, task)
+
+
+def _check_validation(data: Artifact) -> None:
+    """Raises InputError if there are no validation examples by which settings could be compared."""
+    is_dataset = data.kind == "corpus"
+    if "valid" not in data.counts["splits"] if is_dataset else not data.files.get("valid.parquet", {}).get("rows"):
+        raise InputError(
+            f"settings are compared by their validation, and {data.reference} has no validation examples",
+            hint=f"guide build-{'dataset --valid-fraction' if is_dataset else 'corpus --valid'} 0.1",
+        )
+
+
+_NOT_VARIED = {"seed", "task", "select", "objective"} | SearchConfig.model_fields.keys()
+
+
+def _runs_of(config: AnyConfig) -> type[finetune.Config | pretrain.Config]:
+    """The configuration of the runs."""
+    return pretrain.Config if isinstance(config, PretrainConfig) else finetune.Config
+
+
+def _settings(config: AnyConfig, row: type[Objective], store: Store) -> tuple[list[Setting], list[str]]:
+    """Every combination of the values of the grid and of the rows that are kept, and the labels of all rows.
+
+    Raises:
+        InputError: an entry of the grid is not written well, or there is no plan whose rows could vary, or they are too many.
+    """
+    axes = axes_of(config.grid, _runs_of(config).model_fields.keys() - _NOT_VARIED)
+    if not (config.leave_one_out or config.subsets):
+        return list(settings_of(axes, (), None)), []
+    flag = "--subsets" if config.subsets else "--leave-one-out"
+    if other := next((axis.name for axis in axes if axis.name in ("plan", "init")), ""):
+        raise InputError(
+            f"{flag} is about the rows of one plan, and --grid {other} has several", hint="one search for each"
+        )
+    if config.along and not config.plan:
+        raise InputError(f"{flag} needs a plan: the snapshots of --along have different ones", hint="--plan preset:ag")
+    plan = load_plan(config, row, store)
+    number, named = number_of_rows(plan), " and ".join(config.plan) or "the model's plan"
+    if not number:
+        raise InputError(f"{flag}: there is no plan whose rows could be left out", hint="--plan preset:ag")
+    most = config.limit or MOST_SUBSETS
+    if config.subsets and (runs := 2**number * config.seeds * max(1, config.folds)) > most:
+        allowed = f"--limit {runs} allows them; " if runs <= MOST_RUNS else ""
+        raise InputError(
+            f"--subsets: the {number} rows of {named} have {2**number:,} subsets, which are {runs:,} runs or more; at most "
+            f"{most:,} are allowed",
+            hint=f"{allowed}--leave-one-out trains {number + 1} sets of rows",
+        )
+    rows = subsets(plan) if config.subsets else left_out_one_by_one(plan)
+    return list(settings_of(axes, rows, plan)), [plan.labels[each] for each in rows[-1 if config.subsets else 0]]
+
+
+def _parts(inputs: Mapping[str, Artifact], config: AnyConfig, store: Store, options: Options) -> list[tuple[str, ...]]:
+    """References of the data of each fold; without folds, of the data themselves."""
     if not config.folds:
-        return [dataset.reference]
+        return [tuple(given.reference for role, given in inputs.items() if role != "pretrained")]
+    fold = functools.partial(folds.Config, folds=config.folds, seed=config.fold_seed)
+    dataset, progress = inputs["dataset"].reference, options.get("progress")
     return [
-        folds.run(
-            dataset.reference,
-            folds.Config(folds=config.folds, fold=fold, seed=config.fold_seed),
-            store=store,
-            progress=options.get("progress"),
-        ).reference
-        for fold in range(config.folds)
+        (folds.run(dataset, fold(fold=number), store=store, progress=progress).reference,)
+        for number in range(config.folds)
     ]
 
 
@@ -225,84 +239,123 @@ def _starts(pretrained: Artifact) -> list[Start]:
     return [Start(step, float(elapsed[step]), inits[step]) for step in sorted(inits)]
 
 
-def _members(
-    config: Config,
-    task: type[Task],
-    settings: Sequence[Mapping[str, Any]],
-    parts: Sequence[str],
+def _trials(
+    config: AnyConfig,
+    row: type[Objective],
+    settings: Sequence[Setting],
+    parts: Sequence[tuple[str, ...]],
     starts: Sequence[Start | None],
-) -> list[Member]:
-    """All runs: fold by fold, moment by moment of pre-training, setting by setting, seed by seed."""
-    number_of_runs = len(parts) * len(starts) * len(settings) * config.seeds
-    if number_of_runs > MOST_RUNS:
-        raise InputError(f"{number_of_runs:,} runs; at most {MOST_RUNS:,} are possible")
-    given = {name: getattr(config, name) for name in config.model_fields_set if name in finetune.Config.model_fields}
-    if config.along:
-        given["max_length"] = config.max_length
-    members = []
-    for (fold, data), start, setting, number in itertools.product(
-        enumerate(parts), starts, settings, range(config.seeds)
+    store: Store,
+) -> Iterator[Trial]:
+    """All runs: fold by fold, moment by moment of pre-training, setting by setting, seed by seed.
+
+    Raises:
+        InputError: they are too many, or a value is refused.
+    """
+    number_of_runs, most = len(parts) * len(starts) * len(settings) * config.seeds, config.limit or MOST_RUNS
+    if number_of_runs > most:
+        more = f"; --limit {number_of_runs} allows them" if most < number_of_runs <= MOST_RUNS else ""
+        raise InputError(f"{number_of_runs:,} runs; at most {most:,} are possible", hint=f"fewer values{more}")
+    kind = _runs_of(config)
+    given = {name: getattr(config, name) for name in config.model_fields_set if name in kind.model_fields}
+    if isinstance(config, Config):
+        given["task"] = row.name
+        if config.along:
+            given["max_length"] = config.max_length
+    planned = _Planned(row, store)
+    for (fold, data), start, (number, setting), seed in itertools.product(
+        enumerate(parts), starts, enumerate(settings), range(config.seeds)
     ):
-        values = {**given, **setting, "task": task.name, "seed": config.seed + number}
+        values = {**given, **setting.settings, "seed": config.seed + seed}
         values |= {"init": start.init} if start else {}
         for one, other in (("steps", "epochs"), ("epochs", "steps")):
-            if one in setting and other not in setting:
+            if one in setting.settings and other not in setting.settings:
                 values.pop(other, None)
         try:
-            own = finetune.resolved(finetune.Config(**values), task)
+            own: Any = kind(**values)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             name = str(problem["loc"][0]).replace("_", "-") if problem["loc"] else "a combination"
             raise InputError(f"--grid: {name}: {problem['msg']}, not {problem['input']!r}") from error
-        read = {name: getattr(own, name) for name in setting}
-        members.append(Member(fold, read, data, own, start))
-    return members
+        own = own if row.command == "pretrain" else finetune.resolved(own, cast("type[Task]", row))
+        own, rows = planned.of(own, setting)
+        shown = {
+            name: getattr(own, name) if name in setting.settings else _as_toml(v) for name, v in setting.values.items()
+        }
+        yield Trial(fold, number, setting, shown, rows, data, own, start)
 
 
-def _validation(model: Artifact, task: str, config: Config) -> float | None:
-    """The validation by which runs are compared: the loss, or the metric that selects."""
-    counts = model.counts
-    if config.weights == "last":
-        name = f"valid/{task}" if config.select == "loss" else f"eval/{task}/{config.select}"
-        value = counts["final"].get(name)
-    else:
-        value = counts["best_valid_loss"] if config.select == "loss" else counts["best"]["value"]
-    return None if value is None else float(value)
+@dataclass
+class _Planned:
+    """Gives the runs of a search their plans.
+
+    Attributes:
+        known: plans before they are changed, by what they come from.
+    """
+
+    row: type[Objective]
+    store: Store
+    known: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
+
+    def of(self, config: Any, setting: Setting) -> tuple[Any, tuple[str, ...] | None]:
+        """The configuration of a run with the plan of its setting, and the labels of the rows that are kept, if they vary.
+
+        Raises:
+            PlanError: there is no plan or row to change, a value is refused, or the objective cannot have such a guide.
+        """
+        if setting.kept is None and setting.settings.keys() == setting.values.keys():
+            return config, None
+        origin = (*config.plan, config.init)
+        if origin not in self.known:
+            self.known[origin] = load_plan(config, self.row, self.store)
+        plan = self.known[origin]
+        changed = setting.changed(plan)
+        rows = None if setting.kept is None else tuple(plan.labels[number] for number in setting.kept)
+        if changed == plan:
+            return config, rows
+        text = changed.dumps()
+        config = config.model_copy(update={"plan": [text or NONE]})
+        if text:
+            load_plan(config, self.row, self.store)  # refuses what the objective cannot have
+        return config, rows
 
 
-def _chosen(members: Sequence[Member], config: Config) -> list[Member]:
-    """The runs of the setting that is best in each fold and at each moment; of equal ones the first."""
-    chosen: list[Member] = []
-    sign = -1.0 if config.select == "loss" else 1.0
-    for _, runs in itertools.groupby(members, key=lambda member: (member.fold, member.start)):
+def _as_toml(value: Any) -> str:
+    """A value of a plan as people wrote it after ``--grid``: texts without quotes."""
+    from guidance.plan import as_toml
+
+    return value if isinstance(value, str) else as_toml(value)
+
+
+def _place(trial: Trial) -> tuple[int, int, int, int]:
+    """Where a run stands in the tables: its fold, moment of pre-training, setting and seed."""
+    return trial.fold, trial.start.step if trial.start else 0, trial.number, trial.config.seed
+
+
+def _chosen(trials: Sequence[Trial], config: AnyConfig) -> list[Trial]:
+    """The runs of the setting that is best in each fold, at each moment and for each set of rows; of equal ones the first."""
+    chosen: list[Trial] = []
+    sign = -1.0 if getattr(config, "select", "loss") == "loss" else 1.0
+    for _, runs in itertools.groupby(trials, key=lambda trial: (trial.fold, trial.start, trial.setting.kept)):
         own = list(runs)
         groups = [own[start : start + config.seeds] for start in range(0, len(own), config.seeds)]
-        chosen += max(groups, key=lambda group: sign * statistics.fmean(member.valid or 0.0 for member in group))
+        chosen += max(groups, key=lambda group: sign * statistics.fmean(trial.outcome.valid or 0.0 for trial in group))
     return chosen
 
 
-def _test(member: Member, config: Config, store: Store, opened: ExitStack, progress: Any) -> None:
-    """Evaluate a run on the test split, if there is one; of several kept weights the metrics are averaged.
-
-    Source: Liu & Lapata 2019 average the test results of the three best checkpoints, and Li et al. 2022 do the same.
-    """
-    assert member.model is not None, "it has been trained"
-    with store.load(member.data, kind="corpus", verify=False) as dataset:
-        if "test" not in dataset.counts["splits"]:
-            return
-    weights = config.weights if member.valid is not None else "last"
-    kept = len(member.model.counts.get("best_steps", ())) if weights == "best" else 1
-    evaluations = []
-    for number in range(1, max(1, kept) + 1):
-        name = best_name(number) if weights == "best" else weights
-        settings = evaluate.Config(weights=name, parser=config.parser, device=config.device)
-        made = evaluate.run(member.model.reference, member.data, settings, store=store, progress=progress)
-        evaluations.append(opened.enter_context(store.load(made.reference, kind="evaluation")))
-    member.evaluation = evaluations[0]
-    member.metrics = {
-        name: _mean_and_sd([one.counts["metrics"].get(name) for one in evaluations])["mean"]
-        for name in evaluations[0].counts["metrics"]
-    }
+def _with_test_seeds(trials: Sequence[Trial], config: AnyConfig) -> list[Trial]:
+    """Runs like these with the seeds that only the test uses."""
+    first = [trial for trial in trials if trial.config.seed == config.seed]
+    return [
+        replace(
+            trial,
+            config=trial.config.model_copy(update={"seed": config.seed + config.seeds + number}),
+            selected_on=False,
+            outcome=Outcome(),
+        )
+        for trial in first
+        for number in range(config.test_seeds)
+    ]
 
 
 COLUMNS = {
@@ -311,9 +364,11 @@ COLUMNS = {
     "seconds": ("double", "of pre-training before; null without --along"),
     "seed": ("int64", "seed of the run"),
     "setting": ("string", "settings that vary, NAME=VALUE with spaces between"),
+    "rows": ("[string]", "rows of the plan that are kept; null if they do not vary"),
     "model": ("string", "id of the run's model"),
     "valid": ("double", "validation loss, or metric of --select; null without one"),
-    "chosen": ("bool", "whether the setting is the best of its fold"),
+    "selected_on": ("bool", "whether the choice has seen the run; false for those of --test-seeds"),
+    "chosen": ("bool", "whether the setting is the best of its fold, or of its fold with these rows"),
     "evaluation": ("string", "id of the evaluation on the test split, if there is one"),
 }
 
@@ -321,69 +376,91 @@ COLUMNS = {
 def run_schema(metrics: Sequence[str] = ()) -> Any:
     """Columns of ``runs.parquet``, with a column ``test/NAME`` for each metric."""
     tested = {f"test/{name}": ("double", "on the test split") for name in metrics}
-    return schema_of(COLUMNS | tested, may_be_null=("step", "seconds", "valid", "evaluation", *tested))
+    return schema_of(COLUMNS | tested, may_be_null=("step", "seconds", "rows", "valid", "evaluation", *tested))
 
 
-def build(run: Run, members: Sequence[Member] = (), chosen: Sequence[Member] = (), task: str = "") -> None:
-    """Write the tables of a search, from all runs and the ``chosen`` ones among them, which were tested."""
-    names = list(dict.fromkeys(name for member in chosen for name in member.metrics))
+def build(
+    run: Run, trials: Sequence[Trial] = (), chosen: Sequence[Trial] = (), task: str = "", labels: Sequence[str] = ()
+) -> None:
+    """Write the tables of a search.
+
+    Args:
+        trials: all runs; ``chosen``: those with the settings that are best, also the ones that only the test uses.
+        task: what is learned.
+        labels: of all rows of the plan, where the rows vary.
+    """
+    names = list(dict.fromkeys(name for trial in trials for name in trial.outcome.metrics))
     schema = run_schema(names)
     rows = [
         {
-            "fold": member.fold,
-            "step": member.start.step if member.start else None,
-            "seconds": member.start.seconds if member.start else None,
-            "seed": member.config.seed,
-            "setting": " ".join(f"{name}={value}" for name, value in member.setting.items()),
-            "model": member.model.id if member.model else "",
-            "valid": member.valid,
-            "chosen": any(member is other for other in chosen),
-            "evaluation": member.evaluation.id if member.evaluation else None,
-            **{f"test/{name}": member.metrics.get(name) for name in names},
+            "fold": trial.fold,
+            "step": trial.start.step if trial.start else None,
+            "seconds": trial.start.seconds if trial.start else None,
+            "seed": trial.config.seed,
+            "setting": _written(trial),
+            "rows": None if trial.rows is None else list(trial.rows),
+            "model": trial.model.id if trial.model else "",
+            "valid": trial.outcome.valid,
+            "selected_on": trial.selected_on,
+            "chosen": any(trial is other for other in chosen),
+            "evaluation": trial.evaluation.id if trial.evaluation else None,
+            **{f"test/{name}": trial.outcome.metrics.get(name) for name in names},
         }
-        for member in members
+        for trial in trials
     ]
     with run.out.parquet(RUNS, schema) as writer:
         writer.write_table(pa.Table.from_pylist(rows, schema))
+    reported = [trial for trial in chosen if trial.outcome.evaluations or not run.config.test_seeds]
     steps = sorted({row["step"] for row in rows if row["step"] is not None})
     along = {
         str(step): {
-            name: _mean_and_sd([m.metrics.get(name) for m in chosen if m.start and m.start.step == step])
+            name: mean_and_sd([t.outcome.metrics.get(name) for t in reported if t.start and t.start.step == step])
             for name in names
         }
         for step in steps
     }
     summary = {
         "task": task,
-        "select": run.config.select,
-        "runs": len(members),
-        "chosen": [row["setting"] for row in rows if row["chosen"]],
-        "metrics": {name: _mean_and_sd([m.metrics.get(name) for m in chosen]) for name in names},
-        "settings": _by_setting(rows),
+        "select": getattr(run.config, "select", "loss"),
+        "runs": len(trials),
+        "chosen": [row["setting"] for row in rows if row["chosen"] and row["selected_on"]],
+        # means over different rows of a plan would be of nothing
+        "metrics": {} if labels else {n: mean_and_sd([t.outcome.metrics.get(n) for t in reported]) for n in names},
+        "settings": _by_setting(trials, rows, names),
+        **({"rows": list(labels)} if labels else {}),
         **({"along": along} if along else {}),
     }
     run.out.write_json("search.json", {"schema": 1, **summary})
     run.out.counts |= summary
 
 
-def _by_setting(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | int | None]]:
-    """For each setting: its mean validation over all folds and seeds, its deviation, and how many runs were chosen."""
-    by_setting: dict[str, dict[str, float | int | None]] = {}
+def _written(trial: Trial) -> str:
+    """What varies, NAME=VALUE with spaces between."""
+    kept = [] if trial.rows is None else [f"rows={'+'.join(trial.rows) or 'none'}"]
+    return " ".join([*kept, *(f"{name}={value}" for name, value in trial.shown.items())])
+
+
+def _by_setting(
+    trials: Sequence[Trial], rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """For each setting: its mean validation over all folds and seeds that the choice has seen, and its deviation; how many of
+    these runs were chosen; its values; the validation of the runs that the choice has not seen; and the mean and deviation of
+    its test metrics, where it was tested."""
+    by_setting: dict[str, dict[str, Any]] = {}
     for setting in dict.fromkeys(row["setting"] for row in rows):
-        own = [row for row in rows if row["setting"] == setting]
+        own = [(trial, row) for trial, row in zip(trials, rows, strict=True) if row["setting"] == setting]
+        first, seen = own[0][0], [row for _, row in own if row["selected_on"]]
+        fresh = [trial for trial, _ in own if not trial.selected_on]
+        tested = [trial.outcome.metrics for trial, _ in own if trial.outcome.evaluations]
         by_setting[setting] = {
-            **_mean_and_sd([row["valid"] for row in own]),
-            "chosen": sum(row["chosen"] for row in own),
+            **mean_and_sd([row["valid"] for row in seen]),
+            "chosen": sum(row["chosen"] for row in seen),
+            "values": dict(first.shown),
+            **({} if first.rows is None else {"rows": list(first.rows)}),
+            **({FRESH: mean_and_sd([t.outcome.valid for t in fresh])} if fresh else {}),
+            **({"test": {name: mean_and_sd([one.get(name) for one in tested]) for name in names}} if tested else {}),
         }
     return by_setting
 
 
-def _mean_and_sd(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean and sample standard deviation; None where a value is missing, or there is only one."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return {"mean": None, "sd": None}
-    return {"mean": statistics.fmean(known), "sd": statistics.stdev(known) if len(known) > 1 else None}
-
-
-STAGE = Stage("search", "search", 1, Config, build)
+STAGE: Stage[Any] = Stage("search", "search", 1, Config, build)

@@ -22,8 +22,18 @@ MODEL, NONE = "model", "none"
 def name_of(config: Any) -> str:
     """How messages call the plan of a run."""
     if config.plan and config.plan != [MODEL]:
-        return " and ".join(f"the plan of {config.init}" if name == MODEL else name for name in config.plan)
+        return " and ".join(_called(name, config) for name in config.plan)
     return f"the plan of {config.init}" if config.init else "the empty plan"
+
+
+def _called(name: str, config: Any) -> str:
+    """How messages call a plan."""
+    return f"the plan of {config.init}" if name == MODEL else "the plan" if is_text(name) else name
+
+
+def is_text(name: str) -> bool:
+    """Whether a plan is given as TOML, as `guide search` gives one with other rows, and not by its name."""
+    return "\n" in name
 
 
 def load_plan(config: Any, objective: type[Objective], store: Store) -> Plan:
@@ -127,7 +137,7 @@ def _load(name: str, own: Plan, config: Any) -> Plan:
                 f"--plan model: {config.init} has no plan that shapes it", hint="losses and attacks are not taken over"
             )
         return own
-    plan = Plan.load(name)
+    plan = Plan.parse(name, source=_called(name, config)) if is_text(name) else Plan.load(name)
     if not plan.guides and plan.pal is None:
         raise PlanError(f"{name}: the plan has no guides", hint="leave --plan out to train without guides")
     return plan
@@ -142,10 +152,15 @@ def _tell_of_loss(lost: Plan, config: Any) -> None:
         "%s was trained with %s, which %s leaves out%s; --plan model keeps %s",
         config.init,
         _listed(lost),
-        "--plan " + " --plan ".join(config.plan) if config.plan else "--random-init",
+        "--plan " + " --plan ".join(map(_given, config.plan)) if config.plan else "--random-init",
         f"; what {' and '.join(learned)} had learned is lost" if learned else "",
         "them" if len(lost.guides) + (lost.pal is not None) > 1 else "it",
     )
+
+
+def _given(name: str) -> str:
+    """A plan as it was given; TOML in one word."""
+    return "TOML" if is_text(name) else name
 
 
 def _listed(plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""What a probe found, as the table that its command shows."""
+"""What a probe or a search found, as the tables that its command shows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from guidance.errors import GuideError
 from pipelines.engine.declaration import Table
 from pipelines.stages import find
 from pipelines.storage.artifacts import Artifact
+from pipelines.views.search_tables import search_tables
 
 
-def findings_of(artifact: Artifact) -> Table | None:
-    """What a probe found; None of other artifacts, and of probes that are damaged or of another version."""
-    if artifact.kind == "probe":
-        with contextlib.suppress(GuideError, OSError, LookupError, ValueError):
-            stage = find(artifact.manifest["stage"])
-            return stage.command.show(artifact, stage.config()) if stage else None
-    return None
+def findings_of(artifact: Artifact) -> list[Table]:
+    """What a probe or a search found; empty for other artifacts, and for those that are damaged or of another version."""
+    with contextlib.suppress(GuideError, OSError, LookupError, ValueError):
+        if artifact.kind == "search":
+            return search_tables(artifact)
+        if artifact.kind == "probe" and (stage := find(artifact.manifest["stage"])):
+            return [stage.command.show(artifact, stage.config())]
+    return []

@@ -19,7 +19,9 @@ from guidance.errors import InputError
 from pipelines.metrics.significance import holm, paired_t
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.training.plan_inputs import inputs_of
 from pipelines.views.evaluations import Tested
+from pipelines.views.search_tables import labels_of_settings
 
 Runs = Mapping[tuple[int, int], Mapping[str, float | None]]
 """The test metrics of the chosen runs, by fold and seed."""
@@ -100,7 +102,15 @@ def _rows(search: Artifact) -> list[dict[str, Any]]:
     tests = (
         {name.removeprefix("test/"): value for name, value in row.items() if name.startswith("test/")} for row in rows
     )
-    return [{"step": None, **row, "test": test} for row, test in zip(rows, tests, strict=True)]
+    new = {"step": None, "rows": None, "selected_on": True}  # columns that the first searches do not have
+    return [{**new, **row, "test": test} for row, test in zip(rows, tests, strict=True)]
+
+
+def _data(search: Artifact) -> str:
+    """The beginnings of the digests of a dataset, or of sequences."""
+    inputs = search.manifest["inputs"]
+    given = [inputs["dataset"]] if "dataset" in inputs else inputs_of("sequences", inputs)
+    return " ".join(each["content"][:16] for each in given)
 
 
 def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> list[Tested]:
@@ -114,30 +124,60 @@ def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> lis
     tests: list[Tested] = []
     for other, label in zip(others, labels[1:], strict=True):
         tasks = [search.counts["task"] for search in (first, other)]
-        datasets = [search.manifest["inputs"]["dataset"]["content"][:16] for search in (first, other)]
-        for what, (one, two) in (("task", tasks), ("dataset", datasets)):
+        data = [_data(search) for search in (first, other)]
+        for what, (one, two) in (("task", tasks), ("data", data)):
             if one != two:
                 raise ArtifactMismatch(f"{labels[0]} and {label} have not the same {what}: {one} and {two}")
-        moments, others_moments = (_tested_runs(search, name) for search, name in ((first, labels[0]), (other, label)))
-        common = [moment for moment in moments if moment in others_moments]
+        conditions, others_conditions = (
+            _chosen_runs(each, name) for each, name in ((first, labels[0]), (other, label))
+        )
+        common = [condition for condition in conditions if condition in others_conditions]
         if not common:
             raise ArtifactMismatch(
-                f"{labels[0]} and {label} start from no common step of pre-training",
-                hint="the same --snapshots of `guide pretrain`",
+                f"{labels[0]} and {label} start from no common step of pre-training, or keep no common rows of a plan",
+                hint="the same --snapshots of `guide pretrain`, and the same rows",
             )
-        for moment in common:
-            baseline, runs = moments[moment], others_moments[moment]
+        for condition in common:
+            baseline, runs = conditions[condition], others_conditions[condition]
             if runs.keys() != baseline.keys():
                 raise ArtifactMismatch(
                     f"{labels[0]} and {label} have other seeds or folds",
-                    hint="the same --seed, --seeds, --folds, --fold-seed",
+                    hint="the same --seed, --seeds, --test-seeds, --folds, --fold-seed",
                 )
-            tests += _tests(labels[0], label, baseline, runs, "" if moment is None else f", step {moment:,}")
+            tests += _tests(labels[0], label, baseline, runs, _shown(*condition))
+    return _corrected(tests)
+
+
+def compare_settings(search: Artifact) -> list[Tested]:
+    """Each metric of the first setting of a search that was tested beside that of every other one, such as a plan and the plan
+    without one of its rows; empty if there is only one, or one run of each."""
+    labels = labels_of_settings(search)
+    tests: list[Tested] = []
+    moments: dict[int | None, dict[str, dict[tuple[int, int], Mapping[str, float | None]]]] = {}
+    for row in _measured(search):
+        moments.setdefault(row["step"], {}).setdefault(row["setting"], {})[row["fold"], row["seed"]] = row["test"]
+    for step, settings in moments.items():
+        (first, baseline), *others = settings.items()
+        for other, runs in others:
+            # in each fold another setting of the grid may have been chosen
+            if runs.keys() == baseline.keys() and len(runs) > 1:
+                tests += _tests(labels[first], labels[other], baseline, runs, _shown(step, None))
+    return _corrected(tests)
+
+
+def _corrected(tests: Sequence[Tested]) -> list[Tested]:
+    """Comparisons with p-values that are corrected for their number."""
     corrected = holm([tested.difference.p for tested in tests])
     return [replace(tested, corrected=p) for tested, p in zip(tests, corrected, strict=True)]
 
 
-def _tests(first: str, other: str, baseline: Runs, runs: Runs, moment: str) -> Iterator[Tested]:
+def _shown(step: int | None, rows: tuple[str, ...] | None) -> str:
+    """What to add to the name of a metric."""
+    kept = "" if rows is None else f", rows {' + '.join(rows) or 'none'}"
+    return ("" if step is None else f", step {step:,}") + kept
+
+
+def _tests(first: str, other: str, baseline: Runs, runs: Runs, condition: str) -> Iterator[Tested]:
     """A test of each metric that all runs have."""
     shared_folds = len({fold for fold, _ in runs}) > 1
     every = [*baseline.values(), *runs.values()]
@@ -146,15 +186,28 @@ def _tests(first: str, other: str, baseline: Runs, runs: Runs, moment: str) -> I
         differences = [b - a for a, b in zip(before, after, strict=True)]
         difference = paired_t(differences, shared_folds=shared_folds)
         means = statistics.fmean(before), statistics.fmean(after)
-        yield Tested(first, other, metric + moment, *means, difference, unit="folds" if shared_folds else "seeds")
+        yield Tested(first, other, metric + condition, *means, difference, unit="folds" if shared_folds else "seeds")
 
 
-def _tested_runs(search: Artifact, label: str) -> dict[int | None, Runs]:
-    """The runs that were tested, by the step of pre-training that they start from."""
-    runs: dict[int | None, dict[tuple[int, int], Mapping[str, float | None]]] = {}
-    for row in _rows(search):
-        if row["chosen"] and row["evaluation"]:
-            runs.setdefault(row["step"], {})[row["fold"], row["seed"]] = row["test"]
+def _measured(search: Artifact) -> list[dict[str, Any]]:
+    """The runs that were tested.  Without a test split these are, of pre-training, all runs, with their validation loss; but if
+    there are runs that the choice has not seen, only these."""
+    rows = _rows(search)
+    tested = [row for row in rows if row["evaluation"]]
+    if tested or "dataset" in search.manifest["inputs"]:
+        return tested
+    fresh = [row for row in rows if not row["selected_on"]] or rows
+    return [{**row, "test": {"validation loss": row["valid"]}} for row in fresh]
+
+
+def _chosen_runs(search: Artifact, label: str) -> dict[tuple[int | None, tuple[str, ...] | None], Runs]:
+    """The runs of the best setting that were tested, by the step of pre-training that they start from and the rows of the plan
+    that they keep."""
+    runs: dict[tuple[int | None, tuple[str, ...] | None], dict[tuple[int, int], Mapping[str, float | None]]] = {}
+    for row in _measured(search):
+        if row["chosen"]:
+            rows = None if row["rows"] is None else tuple(row["rows"])
+            runs.setdefault((row["step"], rows), {})[row["fold"], row["seed"]] = row["test"]
     if not runs:
         raise InputError(f"{label}: nothing was tested, because its dataset has no test split")
     return dict(runs)

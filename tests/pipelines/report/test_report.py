@@ -215,7 +215,7 @@ def searched(store: Store, valid: dict[str, list[float]]) -> Artifact:
     """A search over these settings, each with the validation of its seeds."""
     rows = [
         {"fold": 0, "step": None, "seconds": None, "seed": seed, "setting": setting, "model": "", "valid": value}
-        | {"chosen": setting == "a=1", "evaluation": "e" if setting == "a=1" else None}
+        | {"selected_on": True, "chosen": setting == "a=1", "evaluation": "e" if setting == "a=1" else None}
         | {"test/accuracy": 0.5 + 0.1 * seed if setting == "a=1" else None}
         for setting, values in valid.items()
         for seed, value in enumerate(values)

@@ -63,7 +63,7 @@ def test_the_setting_with_the_best_mean_validation_is_tested_and_no_other(
     assert [row["chosen"] for row in rows] == [False, False, True, True]
     assert [row["evaluation"] is not None for row in rows] == [False, False, True, True]
     assert statistics.fmean(row["valid"] for row in rows[2:]) > statistics.fmean(row["valid"] for row in rows[:2])
-    assert [line.split()[0] for line in search_lines(made.counts)[1:3]] == ["learning-rate=1e-06", "learning-rate=0.01"]
+    assert [line.split()[0] for line in search_lines(made)[1:3]] == ["learning-rate=1e-06", "learning-rate=0.01"]
     assert "run 1 of 4: learning-rate=1e-06, seed 0" in caplog.messages
     tested = [row["test/accuracy"] for row in rows[2:]]
     assert made.counts["metrics"]["accuracy"] == {"mean": statistics.fmean(tested), "sd": statistics.stdev(tested)}
@@ -230,7 +230,7 @@ def test_equal_scores_are_read_between_two_moments(store: Store) -> None:
     def along(name: str, points: list[tuple[int, float, float]]) -> Artifact:
         rows = [
             {"fold": 0, "step": step, "seconds": seconds, "seed": 0, "setting": "", "model": "", "valid": 0.0}
-            | {"chosen": True, "evaluation": "e", "test/accuracy": value, "test/mse": 1 - value}
+            | {"selected_on": True, "chosen": True, "evaluation": "e", "test/accuracy": value, "test/mse": 1 - value}
             for step, seconds, value in points
         ]
         schema = search.run_schema(["accuracy", "mse"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -60,6 +61,9 @@ class BatchGuidance:
         strengths: by number, how much each guide that fades still does; see `GuidedModel.strengths`.
         site_plans: what is to be done at each site, without guides whose strength is 0.
         watcher: if set, gets each site's entry of ``recorded`` as soon as it is complete, and nothing is kept.
+        past: how many of the decoder's tokens it reads from a cache; None if it is not known whether there is one.
+        earlier: by site and place, what `mix` needs of earlier tokens; see `guidance.prefix`.
+        kept: the same for calls after this one, filled by the forward pass; None if there is no cache.
     """
 
     guided: GuidedModel
@@ -71,6 +75,9 @@ class BatchGuidance:
     attacks: dict[tuple[int, Site], Attack] = field(default_factory=dict)
     recorded: dict[Site, Tensor] | None = None
     watcher: Callable[[Site, Tensor], object] | None = None
+    past: int | None = None
+    earlier: Mapping[tuple[Site, str], Tensor] = field(default_factory=dict)
+    kept: dict[tuple[Site, str], Tensor] | None = None
     strengths: Mapping[int, Tensor] = field(default_factory=dict)
     site_plans: Mapping[Site, SitePlan] = field(init=False)
     _cache: dict[Any, Any] = field(default_factory=dict)
@@ -356,7 +363,8 @@ class BatchGuidance:
         self._check_batch(sites[0], shape)
         if mask_B1QK is None:
             allowed = torch.ones(shape, dtype=torch.bool, device=device)
-            allowed = allowed.tril(shape[2] - shape[1]) if is_causal else allowed  # keys before the queries are cached
+            if is_causal and shape[1] > 1:  # transformers makes a mask if some keys are cached; empty places come last
+                allowed = allowed.tril()
         elif mask_B1QK.dtype != torch.bool or mask_B1QK.shape[1] != 1:
             raise InputError(
                 f"guided heads want a boolean mask (B, 1, Q, K), not {mask_B1QK.dtype} {tuple(mask_B1QK.shape)}",
@@ -364,21 +372,30 @@ class BatchGuidance:
             )
         else:
             allowed = mask_B1QK[:, 0].expand(shape)
-        scope = AttentionScope(allowed, is_causal, not (is_causal or windowed))
+        past = self._past_of(sites[0])
+        # a layer keeps the last keys, perhaps all, and empty places come after them
+        first_key = max(0, past + shape[1] - shape[2]) if past and sites[0].attention == "self" else 0
+        scope = AttentionScope(allowed, is_causal, not (is_causal or windowed), past, first_key)
         self._scopes.append((mask_B1QK, facts, scope))
         return scope
 
     def _check_batch(self, site: Site, shape: tuple[int, int, int]) -> None:
         """Raises InputError if the model reads a batch of another shape than the guidance was made of."""
-        read_as = [(site.stack, shape[:2]), (_stack_of_keys(site), (shape[0], shape[2]))]
-        if shape[1] < shape[2] and site.attention == "self":
-            read_as = read_as[:1]  # earlier keys are cached; guides that read them have refused already
+        past = self._past_of(site)
+        read_as = [(site.stack, (shape[0], past + shape[1])), (_stack_of_keys(site), (shape[0], shape[2]))]
+        if site.attention == "self" and (self.past is not None or shape[1] < shape[2]):
+            read_as = read_as[:1]  # keys are in a cache; guides that read them know it, or have refused already
         for stack, read in read_as:
             if stack in self.tokens and (mine := tuple(self.tokens[stack].valid_BT.shape)) != tuple(read):
                 raise InputError(
                     f"the guidance is of a batch {mine}, and the {stack} reads one of {tuple(read)}",
-                    hint="make it anew for every batch: handle.guide(input_ids, attention_mask)",
+                    hint="make it anew for every batch: handle.guide(input_ids, attention_mask)"
+                    + (", of all tokens so far where earlier ones are in a cache" if past else ""),
                 )
+
+    def _past_of(self, site: Site) -> int:
+        """How many tokens come before the queries of a site."""
+        return (self.past or 0) if site.stack == "decoder" else 0
 
     # what is computed once
 
@@ -420,16 +437,33 @@ class BatchGuidance:
         def restrict() -> Predicate:
             predicate = self.pattern(number, _stack_of_keys(site))
             if site.attention == "cross":
-                return predicate.for_queries(self._stack(site.stack).valid_BT)
+                return predicate.for_queries(self._stack(site.stack).valid_BT[:, self._past_of(site) :])
+            if self._is_part(site, scope):
+                predicate = predicate.between(scope.queries, scope.keys)
             return predicate.written() if scope.hides_padding_only else predicate.restricted(scope.allowed_BQK)
 
         return self._once(("predicate", number, self._index(scope)), restrict)
+
+    def _is_part(self, site: Site, scope: AttentionScope) -> bool:
+        """Whether queries or keys are a part of the sequence, or keys have empty places after it."""
+        if site.attention != "self" or site.stack not in self.tokens:
+            return False
+        length = self.tokens[site.stack].valid_BT.shape[1]
+        return tuple(scope.allowed_BQK.shape[1:]) != (length, length)
 
     def pattern_inputs(self, number: int, site: Site, scope: AttentionScope) -> PatternInputs:
         """What the mechanism of a guide reads of this batch."""
         guide = self.guided.plan.guides[number]
         predicate = self.predicate(number, site, scope) if guide.bound_pattern else None
         queries, keys = self._stack(site.stack), self._stack(_stack_of_keys(site))
+        if self._is_part(site, scope):
+            places = (("queries", scope.queries), ("keys", scope.keys))
+            queries, keys = (
+                self._once((name, self._index(scope)), partial(self._stack(site.stack).between, each))
+                for name, each in places
+            )
+        elif site.attention == "cross" and self._past_of(site):
+            queries = queries.between(scope.queries)
         return PatternInputs(guide.bound_pattern, predicate, scope, queries, keys)
 
     def prepared(

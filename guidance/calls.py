@@ -5,6 +5,9 @@
 `BeforeCall` runs before a model and before its encoder.  `keep_source` runs after the encoder: guides on cross-attention read
 the tokens of the source, and a decoder that is called with ``encoder_outputs`` gets no ids of it.  So they travel with the
 states, under names of their own, and whatever repeats the states for several beams repeats them too.
+
+`keep_prefix` runs after the model: guides on a decoder's self-attention read earlier tokens, of which a call with a cache gets no ids.
+So they travel with the cache; see `guidance.prefix`.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ from transformers.utils import ModelOutput
 from guidance.attention.function import NAME
 from guidance.batch import BatchGuidance
 from guidance.errors import InputError, did_you_mean
-from guidance.guided_model import GuidedModel
+from guidance.generation import new_tokens, states_of
+from guidance.guided_model import GuidedModel, leading
 from guidance.patterns.features import FEATURES, INPUTS, Tokens, TokensWithoutIds, Vocabulary, is_feature
+from guidance.prefix import Prefix, cache_of, keep, prefix_of
 
 _SOURCE = "guide_source_"
 """What stands before the names under which the tokens of the source travel with the states of an encoder."""
@@ -126,28 +131,20 @@ def _check_features(guided: GuidedModel, tokens: Mapping[str, Tokens], measuring
         )
 
 
-def installed_in(model: nn.Module) -> list[GuidedModel]:
-    """The plans that are installed in a model, in the order of their installation."""
-    handles: list[GuidedModel] = model.__dict__.get("guide_handles", [])
-    return handles
-
-
-def leading(model: nn.Module) -> GuidedModel | None:
-    """The plan that shapes a model's outputs; of several that do not, the last one installed."""
-    handles = installed_in(model)
-    return next((handle for handle in handles if handle.shaping), handles[-1] if handles else None)
-
-
 class BeforeCall:
     """A hook before a model runs: it adds the guidance that the call lacks, and makes it record what was asked for."""
 
     def __init__(self, handle: GuidedModel, module: nn.Module) -> None:
         self.handle = handle
+        self._reads_prefix = module is handle.model and handle.reads_prefix
         self._parameters = tuple(inspect.signature(type(module).forward).parameters)[1:]
         parts = [part for part in handle.model.modules() if isinstance(part, PreTrainedModel)]
         self._configs = [part.config for part in parts if part.config._attn_implementation == NAME]
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if kwargs.get("guidance") is self.handle:
+            kwargs = {name: value for name, value in kwargs.items() if name != "guidance"}
+            return self(module, args, kwargs) or (args, kwargs)
         passed = kwargs.get("guidance")
         if leading(self.handle.model) is not self.handle or not (passed is None or isinstance(passed, BatchGuidance)):
             return None
@@ -166,19 +163,64 @@ class BeforeCall:
                 "the guidance is of another plan than the one that shapes this model's outputs",
                 hint="make it by the handle of that plan, or remove that plan",
             )
-        guidance = passed if passed is not None else self._made(module, args, kwargs)
+        arguments = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
+        prefix = self._prefix(arguments) if self._reads_prefix else None
+        guidance = passed if passed is not None else self._made(module, arguments, prefix)
         if guidance is None:
             return None
+        if self._reads_prefix:
+            guidance = self._with_cache(guidance, arguments, prefix)
         if passed is None:  # the features went into the guidance
             kwargs = {name: value for name, value in kwargs.items() if not is_feature(name)}
         if recording and guidance.recorded is None:
             guidance = replace(guidance, recorded={})
         return args, {**kwargs, "guidance": guidance}
 
-    def _made(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> BatchGuidance | None:
+    def _prefix(self, arguments: Mapping[str, Any]) -> Prefix | None:
+        """What the cache of a call keeps; None if there is none, or an empty one."""
+        given = arguments.get("past_key_values")
+        if given is None:
+            return None
+        if (cached := cache_of(given)) is None:
+            raise InputError(f"past_key_values is a {type(given).__name__}, not a cache of transformers")
+        if not (length := int(cached.get_seq_length())):
+            return None
+        prefix, plan = prefix_of(cached), self.handle.plan
+        if prefix is None or (prefix.plan is not plan and prefix.plan != plan):
+            raise InputError(
+                f"the cache holds {length} tokens that were read without the plan of this model",
+                hint="begin with an empty cache, or give all tokens without one",
+            )
+        if prefix.length != length:
+            raise InputError(
+                f"the cache holds {length} tokens, and was filled with {prefix.length}",
+                hint="change it by its own methods: crop, reorder_cache, batch_select_indices",
+            )
+        return prefix
+
+    def _with_cache(
+        self, guidance: BatchGuidance, arguments: Mapping[str, Any], prefix: Prefix | None
+    ) -> BatchGuidance:
+        """The guidance of a call that reads a cache, fills one, or both."""
+        measures = guidance.attacking or (
+            guidance.measuring and any(plan.measured() for plan in guidance.site_plans.values())
+        )
+        if prefix is not None and measures:
+            raise InputError(
+                "losses and attacks on heads read whole texts, and this call has a part of its text in a cache",
+                hint="give all tokens without a cache; handle.at_inference(...) makes guidance that measures nothing",
+            )
+        keeps = arguments.get("past_key_values") is not None or arguments.get("use_cache") is not False
+        return replace(
+            guidance,
+            past=0 if prefix is None else prefix.length,
+            earlier={} if prefix is None else prefix.states,
+            kept={} if keeps and not torch.compiler.is_compiling() else None,
+        )
+
+    def _made(self, module: nn.Module, arguments: Mapping[str, Any], prefix: Prefix | None) -> BatchGuidance | None:
         """The guidance of a call that comes without; it measures no loss."""
         handle = self.handle
-        arguments = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
         batch = {name: value for name, value in arguments.items() if name in INPUTS or is_feature(name)}
         model: Any = handle.model
         has_labels = arguments.get("labels") is not None and model.config.is_encoder_decoder
@@ -189,7 +231,7 @@ class BeforeCall:
             and handle.shapes("decoder")
         ):
             batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=arguments["labels"])
-        source, target = (_first_of(batch, f"{side}input_ids", f"{side}inputs_embeds") for side in ("", "decoder_"))
+        source, target = (states_of(batch, side) for side in ("", "decoder_"))
         if source is None and target is None:
             reason = "this model's plan shapes its outputs" if handle.shaping else "output_attentions was asked for"
             raise InputError(
@@ -198,15 +240,13 @@ class BeforeCall:
             )
         if source is None and not handle.shapes("decoder"):
             return None
-        if arguments.get("past_key_values") is not None:  # the mask of a decoder spans the cached tokens too
-            prefix, states = ("", source) if handle.stack_of_inputs == "decoder" else ("decoder_", target)
-            mask = batch.get(f"{prefix}attention_mask")
-            if mask is not None and states is not None:
-                batch[f"{prefix}attention_mask"] = mask[..., -states.shape[1] :]
-        guidance = guide_batch(handle, batch, measuring=False)
+        tokens = tokens_of(handle, new_tokens(handle, batch, arguments.get("past_key_values")))
+        if prefix is not None and "decoder" in tokens:
+            tokens["decoder"] = prefix.before(tokens["decoder"])
         if source is None and handle.shapes("decoder", "cross"):
-            guidance = replace(guidance, tokens={**guidance.tokens, "encoder": self._source(arguments)})
-        return guidance
+            tokens["encoder"] = self._source(arguments)
+        _check_features(handle, tokens, measuring=False)
+        return BatchGuidance(handle, tokens, measuring=False, strengths=handle.strengths())
 
     def _source(self, arguments: Mapping[str, Any]) -> Tokens:
         """The tokens of the source, which `keep_source` has put beside the encoder's states."""
@@ -223,10 +263,6 @@ class BeforeCall:
         return kind(columns.pop("ids_BT", valid_BT), valid_BT, columns, self.handle.tables)
 
 
-def _first_of(batch: Mapping[str, Any], *names: str) -> Any:
-    return next((batch[name] for name in names if batch.get(name) is not None), None)
-
-
 def _refuse_sharded(model: nn.Module) -> None:
     """Raises InputError for FSDP, which hands copies of the guidance to its parts, so that losses never come back."""
     if torch.compiler.is_compiling() or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -235,6 +271,16 @@ def _refuse_sharded(model: nn.Module) -> None:
 
     if any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules()):
         raise InputError("guides are not carried through FSDP", hint="DistributedDataParallel carries them")
+
+
+def keep_prefix(model: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+    """After a model has run: let the cache that it has filled keep what guides have read."""
+    guidance = kwargs.get("guidance")
+    if isinstance(guidance, BatchGuidance) and guidance.kept is not None:
+        values = output.values() if isinstance(output, Mapping) else output
+        cached = next((own for value in values if (own := cache_of(value)) is not None), None)
+        if cached is not None:
+            keep(cached, guidance.guided.plan, guidance.tokens["decoder"], guidance.kept)
 
 
 def keep_source(encoder: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:

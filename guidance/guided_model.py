@@ -152,6 +152,14 @@ class GuidedModel:
         )
 
     @property
+    def reads_prefix(self) -> bool:
+        """A guide that shapes outputs reads earlier tokens of a decoder, so a cache has to keep what it was filled with."""
+        return any(
+            (site.stack, site.attention) == ("decoder", "self") and plan.shapes_output and plan.reads_prefix
+            for site, plan in self.site_plans.items()
+        )
+
+    @property
     def stack_of_inputs(self) -> str:
         """The stack that reads ``input_ids``; see `guidance.sites.stack_of_inputs`."""
         return stack_of_inputs(site for sites in self.sites.values() for site in sites)
@@ -292,6 +300,18 @@ class GuidedModel:
             for name in (*pattern, *guide.bound_mechanism.needs):
                 reads.setdefault(prefix + name, self.plan.labels[number])
         return reads
+
+
+def installed_in(model: nn.Module) -> list[GuidedModel]:
+    """The plans that are installed in a model, in the order of their installation."""
+    handles: list[GuidedModel] = model.__dict__.get("guide_handles", [])
+    return handles
+
+
+def leading(model: nn.Module) -> GuidedModel | None:
+    """The plan that shapes a model's outputs; of several that do not, the last one installed."""
+    handles = installed_in(model)
+    return next((handle for handle in handles if handle.shaping), handles[-1] if handles else None)
 
 
 def check_matches(matches: Mapping[str, float]) -> None:

@@ -18,9 +18,10 @@ from guidance.attention.backends import choose_backends
 from guidance.attention.function import NAME, guided_attention
 from guidance.attention.mixing import Mixing, guidance_of
 from guidance.batch import BatchGuidance
-from guidance.calls import BeforeCall, guide_batch, installed_in, keep_source, leading, tokens_of
+from guidance.calls import BeforeCall, guide_batch, keep_prefix, keep_source, tokens_of
 from guidance.errors import InputError, PlanError, UnsupportedModel
-from guidance.guided_model import PLAN_KEY, PROGRESS_KEY, GuidedModel
+from guidance.generation import generate
+from guidance.guided_model import PLAN_KEY, PROGRESS_KEY, GuidedModel, installed_in, leading
 from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, add_to_output, place_of
 from guidance.models.canary import evaluating, send, used_parameters
@@ -293,11 +294,15 @@ class Handle(GuidedModel):
             if isinstance(part, PreTrainedModel):
                 self._mark(part, "save_pretrained", partial(save_pretrained, model, part))
                 self._mark(part, "set_attn_implementation", partial(refuse_implementation, part))
+        if hasattr(model, "generate"):
+            self._mark(model, "generate", partial(generate, model))
         if self.shaping and self.forward:
             self._undo.append(replace_forward(model))
         self._hook(model.register_load_state_dict_pre_hook(drop_marker))
         for entry in {model, *([model.get_encoder()] if model.config.is_encoder_decoder else [])}:
             self._hook(entry.register_forward_pre_hook(BeforeCall(self, entry), with_kwargs=True, prepend=True))
+            if entry is model and self.reads_prefix:
+                self._hook(entry.register_forward_hook(keep_prefix, with_kwargs=True))
             if entry is not model and self.shapes("decoder", "cross"):
                 self._hook(entry.register_forward_hook(keep_source, with_kwargs=True))
 

@@ -17,6 +17,12 @@ from guidance.patterns.predicates import AttentionScope
 from guidance.site_plans import HeadAssignment, SitePlan
 from guidance.sites import Site
 
+UNKNOWN_CACHE = (
+    "guided heads of a decoder see whole prefixes, and nothing tells them which tokens this cache of earlier keys holds",
+    "call the whole model, or generate, with the cache; or use_cache=False",
+)
+"""What is said, with its remedy, where a part of a guided model gets a cache by itself."""
+
 
 @dataclass(frozen=True)
 class AttentionCall:

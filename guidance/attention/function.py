@@ -17,9 +17,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from guidance.attention.call import AttentionCall, edited, heads_of
+from guidance.attention.call import UNKNOWN_CACHE, AttentionCall, edited, heads_of
 from guidance.attention.eager import eager
-from guidance.attention.mixing import mixed
+from guidance.attention.mixing import mixed, mixed_values
 from guidance.attention.sdpa import mask_dtype
 from guidance.batch import BatchGuidance
 from guidance.errors import InputError
@@ -85,11 +85,13 @@ def guided_attention(
         if isinstance(guidance, BatchGuidance) and attention_mask is not None and is_shared:
             attention_mask = guidance.additive(attention_mask, mask_dtype(query))
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **biased, **kwargs)
-    if query.shape[2] != key.shape[2] and site.attention != "cross" and site_plan.reads_prefix:
-        raise InputError(
-            "guided heads of a decoder see whole prefixes, not a cache of earlier keys",
-            hint="generate(use_cache=False)",
-        )
+    if (
+        query.shape[2] != key.shape[2]
+        and guidance.past is None
+        and site.attention != "cross"
+        and site_plan.reads_prefix
+    ):
+        raise InputError(UNKNOWN_CACHE[0], hint=UNKNOWN_CACHE[1])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if site_plan.query_factors:
         query = query * query.new_tensor(site_plan.query_factors)[:, None, None]
@@ -118,8 +120,7 @@ def guided_attention(
     )
     if site_plan.making("mix"):
         each = call.shared(value, tuple(range(query.shape[1])))  # every head mixes what it reads
-        mixed_BTHD = mixed(guidance, module, site, call.scope, "value", each.transpose(1, 2))
-        call = replace(call, value=mixed_BTHD.transpose(1, 2))
+        call = replace(call, value=mixed_values(guidance, module, site, call.scope, each))
     output = _output(call)
     if canary is not None:
         canary.compare(call, output)

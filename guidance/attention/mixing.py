@@ -4,7 +4,7 @@ and keys before rotary positions.  Values and outputs are mixed by the attention
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from guidance.attention.call import inputs_at
+from guidance.attention.call import UNKNOWN_CACHE, inputs_at
 from guidance.batch import BatchGuidance
 from guidance.errors import InputError, UnsupportedModel
 from guidance.mechanisms.mix import OF_HEADS, Matrix, Shifted, with_shifts
 from guidance.patterns.predicates import AttentionScope
+from guidance.site_plans import HeadAssignment
 from guidance.sites import Site
 
 PROJECTIONS = (
@@ -34,15 +35,78 @@ FUSED = (("Wqkv", nn.Linear), ("c_attn", Conv1D))
 
 
 def mixed(
-    guidance: BatchGuidance, module: nn.Module, site: Site, scope: AttentionScope, place: str, states_BTx: Tensor
+    guidance: BatchGuidance, module: nn.Module, site: Site, scope: AttentionScope, place: str, states_BQx: Tensor
 ) -> Tensor:
-    """States with what all rows add that mix in a place: (B, T, H, D) of heads, or (B, T, d) of the layer."""
+    """States with what all rows add that mix in a place: (B, Q, H, D) of heads, or (B, Q, d) of the layer.
+
+    With a cache, these are the states of new tokens, and those that they mix in of earlier ones are kept beside it.
+    """
+    rows = [row for row in _rows_at(guidance, site) if place in row.mechanism.places]
+    if not rows:
+        return states_BQx
+    shifts, others = _matrices(guidance, rows, module, site, scope, place, states_BQx)
+    reach = _reach(shifts, others)
+    states_BTx, queries = states_BQx, states_BQx.shape[1]
+    if (earlier := guidance.earlier.get((site, place))) is not None:
+        states_BTx = torch.cat([_last(earlier, reach), states_BQx], dim=1)
+    if guidance.kept is not None:  # a cache may drop again what this call has added
+        guidance.kept[site, place] = _last(states_BTx, None if reach is None else reach + queries)
+    return _with(states_BTx, queries, scope, shifts, others)
+
+
+def mixed_values(
+    guidance: BatchGuidance, module: nn.Module, site: Site, scope: AttentionScope, value_BHKD: Tensor
+) -> Tensor:
+    """Values of heads with what all rows add that mix them, (B, H, K, D).
+
+    A cache holds values as they were before, since heads that share them mix in their own ways.  So those of earlier tokens are kept
+    beside it.
+    """
+    rows = [row for row in _rows_at(guidance, site) if "value" in row.mechanism.places]
+    if not rows:
+        return value_BHKD
+    queries, keys = scope.allowed_BQK.shape[1:]
+    past, end = scope.diagonal, scope.diagonal + queries
+    value_BKHD = value_BHKD.transpose(1, 2)
+    shifts, others = _matrices(guidance, rows, module, site, scope, "value", value_BKHD)
+    reach = _reach(shifts, others) if past else None
+    seen = _last(value_BKHD[:, :end], None if reach is None else reach + queries)
+    result = _with(seen, queries, scope, shifts, others)
+    if past:
+        result = torch.cat([_last(guidance.earlier[site, "value"], past), result], dim=1)
+    if guidance.kept is not None:
+        guidance.kept[site, "value"] = result
+    empty = result.new_zeros(1).expand(result.shape[0], keys - end, *result.shape[2:])
+    return (torch.cat([result, empty], dim=1) if end < keys else result).transpose(1, 2)
+
+
+def _rows_at(guidance: BatchGuidance, site: Site) -> Sequence[HeadAssignment]:
     plan = guidance.site_plan(site)
-    shifts: list[tuple[Shifted, Tensor]] = []
-    others: list[tuple[Matrix, Tensor, Tensor | None]] = []
-    for row in plan.making("mix") if plan else ():
-        if place not in row.mechanism.places:
-            continue
+    return plan.making("mix") if plan else ()
+
+
+def _last(states_BTx: Tensor, count: int | None) -> Tensor:
+    """The last states; all of them for None."""
+    return states_BTx if count is None else states_BTx[:, max(0, states_BTx.shape[1] - count) :]
+
+
+Shifts = list[tuple[Shifted, Tensor]]
+Others = list[tuple[Matrix, Tensor, Tensor | None]]
+
+
+def _matrices(
+    guidance: BatchGuidance,
+    rows: Sequence[HeadAssignment],
+    module: nn.Module,
+    site: Site,
+    scope: AttentionScope,
+    place: str,
+    states_BTx: Tensor,
+) -> tuple[Shifts, Others]:
+    """The matrices of some rows of a plan with their weights, first those that shift, and of the others also their heads."""
+    shifts: Shifts = []
+    others: Others = []
+    for row in rows:
         inputs = inputs_at(guidance, row, module, site, scope)
         weights = row.mechanism.mix(place, inputs).to(states_BTx.dtype)
         if row.number in guidance.strengths:
@@ -56,12 +120,28 @@ def mixed(
         else:  # all shifts are made together, so other heads get zeros
             of_all = weights.new_zeros(site.num_heads, *weights.shape[1:])
             shifts.append((inputs.prepared, of_all.index_copy(0, heads, weights)))
-    result = with_shifts(states_BTx, *zip(*shifts, strict=True)) if shifts else states_BTx
-    for matrix, weights, heads in others:
+    return shifts, others
+
+
+def _reach(shifts: Shifts, others: Others) -> int | None:
+    """How many earlier tokens a token mixes in states of; None for any number."""
+    return None if others else max(max(0, -matrix.offset) for matrix, _ in shifts)
+
+
+def _with(states_BTx: Tensor, queries: int, scope: AttentionScope, shifts: Shifts, others: Others) -> Tensor:
+    """The last states with what matrices add to them; those before are earlier tokens, which a cache keeps."""
+    past = states_BTx.shape[1] - queries
+    result = states_BTx
+    if shifts:
+        matrices, weights = zip(*shifts, strict=True)
+        result = with_shifts(states_BTx, [matrix.after(past) for matrix in matrices] if past else matrices, weights)
+    result = result[:, past:].contiguous()
+    for matrix, weight, heads in others:
+        seen = states_BTx[:, past - scope.diagonal :]  # none of them sees keys that the layer has dropped
         if heads is None:
-            result = result + weights * matrix.of(states_BTx)
+            result = result + weight * matrix.of(seen)
         else:
-            result = result.index_add(2, heads, weights * matrix.of(states_BTx.index_select(2, heads)))
+            result = result.index_add(2, heads, weight * matrix.of(seen.index_select(2, heads)))
     return result
 
 
@@ -150,18 +230,16 @@ class Mixing:
     def _mixed(self, guidance: BatchGuidance, place: str, states: Tensor, mask: Tensor | None) -> Tensor:
         """States (B, T, d) after all rows that mix in a place, in the order of the plan."""
         site = guidance.coming_site(self.module)
-        plan = guidance.site_plan(site)
-        if plan is None or not any(place in row.mechanism.places for row in plan.making("mix")):
+        if not any(place in row.mechanism.places for row in _rows_at(guidance, site)):
             return states
         if mask is not None and mask.dtype != torch.bool:
             mask = guidance.boolean(mask)
         batch, length = states.shape[:2]
-        if mask is not None and mask.shape[-1] != length:
-            raise InputError(
-                "mixed tokens see whole prefixes, not a cache of earlier ones", hint="generate(use_cache=False)"
-            )
+        keys = length + (guidance.past or 0) if mask is None else mask.shape[-1]
+        if guidance.past is None and keys != length:
+            raise InputError(UNKNOWN_CACHE[0], hint=UNKNOWN_CACHE[1])
         windowed = bool(getattr(self.module, "sliding_window", None))
-        scope = guidance.scope(self.module, mask, (batch, length, length), states.device, windowed)
+        scope = guidance.scope(self.module, mask, (batch, length, keys), states.device, windowed)
         if place not in OF_HEADS:
             return mixed(guidance, self.module, site, scope, place, states)
         of_heads = states.unflatten(-1, (site.num_heads, -1))

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from guidance.calls import installed_in
 from guidance.checkpoint.adapters import adapter_files, has_adapter, plain_names
 from guidance.checkpoint.layout import (
     ADAPTER_FILE,
@@ -31,6 +30,7 @@ from guidance.checkpoint.layout import (
     is_extra,
 )
 from guidance.errors import InputError, MachineError
+from guidance.guided_model import installed_in
 from guidance.installation import Handle
 from guidance.plan import Plan
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from guidance.errors import PlanError
+from guidance.errors import InputError, PlanError
 from guidance.mechanisms.base import HeadInputs, Mechanism
 from guidance.options import Within
 from guidance.patterns.predicates import AttentionScope, Columns, Shift
@@ -61,8 +61,13 @@ class Fix(Replacement):
             return scope.allowed_BQK.float()
         everything = torch.ones_like(scope.allowed_BQK, dtype=torch.float32)
         if self.boundary == "self":
-            return everything.tril().triu()
-        return everything.tril() if scope.is_causal else everything
+            return everything.tril(scope.diagonal).triu(scope.diagonal)
+        if scope.first_key:
+            raise InputError(
+                'fix with boundary = "all" reads all earlier tokens, and the cache of this layer keeps its window alone',
+                hint="past_key_values=transformers.DynamicCache() keeps them all, or generate(use_cache=False)",
+            )
+        return everything.tril(scope.diagonal) if scope.is_causal else everything
 
     def replace(self, value_BhKD: Tensor, inputs: HeadInputs, dropout: float) -> Tensor:
         """The output of the heads.  A `Shift` or `Columns` is read off the values, and dropout then zeroes whole rows."""
@@ -121,8 +126,8 @@ class Gaussian(Replacement):
         allowed_BQK, num_heads = inputs.scope.allowed_BQK, len(inputs.heads)
         offsets = self.offsets or ((-1, 0) if inputs.scope.is_causal else (-1, 1))
         centres_h = torch.tensor(offsets, device=allowed_BQK.device).repeat(num_heads)[:num_heads]
-        positions = torch.arange(allowed_BQK.shape[-1], device=allowed_BQK.device)
-        distance_hQK = (positions[None, :] - positions[:, None])[None] - centres_h[:, None, None]
+        query_Q, key_K = (torch.arange(size, device=allowed_BQK.device) for size in allowed_BQK.shape[1:])
+        distance_hQK = (key_K - query_Q[:, None] - inputs.scope.diagonal) - centres_h[:, None, None]
         density = torch.exp(-(distance_hQK / self.sigma).square() / 2) / (self.sigma * math.sqrt(2 * math.pi))
         return density[None] * allowed_BQK[:, None]
 

@@ -75,7 +75,10 @@ class Mix(Mechanism):
         predicate, allowed_BQK = inputs.predicate, inputs.scope.allowed_BQK
         assert predicate is not None
         if isinstance(predicate, Shift):
-            return Shifted.of_queries(predicate.offset, predicate.restricted(allowed_BQK).counts() > 0)
+            sees_BT = predicate.restricted(allowed_BQK).counts() > 0
+            if inputs.scope.first_query:  # earlier tokens stand before the rows
+                return Shifted(predicate.offset, sees_BT)
+            return Shifted.of_queries(predicate.offset, sees_BT)
         if isinstance(predicate, Columns) and inputs.scope.hides_padding_only:
             keys_BK = (predicate.keys_BK & predicate.valid_BT).float()
             return Averaged(keys_BK / keys_BK.sum(-1, keepdim=True).clamp(min=1), predicate.rows_BQ, predicate.valid_BT)
@@ -131,6 +134,11 @@ class Shifted:
             key_T = torch.arange(length, device=states_BTx.device) + self.offset
             sees_BT = ((key_T >= 0) & (key_T < length))[None]
         return _kept(sees_BT, torch.roll(states_BTx, -self.offset, dims=1))
+
+    def after(self, count: int) -> Shifted:
+        """The same with as many tokens before the rows, which see none themselves."""
+        assert self.sees_BT is not None
+        return Shifted(self.offset, nn.functional.pad(self.sees_BT, (count, 0)))
 
     def rows_and_keys(self, length: int) -> tuple[slice, slice]:
         """The rows whose token is in a sequence of that length, and these tokens."""
@@ -189,14 +197,16 @@ class Averaged:
 
 @dataclass(frozen=True)
 class Multiplied:
-    """Any matrix, (B, T, T)."""
+    """Any matrix, (B, Q, K).  Where the states are fewer than K, the other keys are empty places of a cache."""
 
-    weights_BTT: Tensor
-    valid_BT: Tensor
+    weights_BQK: Tensor
+    valid_BK: Tensor
 
-    def of(self, states_BTx: Tensor) -> Tensor:
-        states_BTx = _kept(self.valid_BT, states_BTx)
-        return (self.weights_BTT.to(states_BTx.dtype) @ states_BTx.flatten(2)).view_as(states_BTx)
+    def of(self, states_BKx: Tensor) -> Tensor:
+        keys = states_BKx.shape[1]
+        states_BKx = _kept(self.valid_BK[:, :keys], states_BKx)
+        mixed_BQd = self.weights_BQK[..., :keys].to(states_BKx.dtype) @ states_BKx.flatten(2)
+        return mixed_BQd.unflatten(-1, states_BKx.shape[2:])
 
 
 def _kept(tokens_BT: Tensor, states_BTx: Tensor) -> Tensor:

@@ -82,8 +82,7 @@ def translate(
 ) -> list[list[int]]:
     """Translations of a batch by beam search, or greedily with one beam.
 
-    The installed plan acts during decoding.  The encoder runs once, with the token features of the sources.  A decoder whose
-    self-attention is guided reads whole prefixes, without a cache, so its cost grows with the square of their length.
+    The installed plan acts during decoding.  The encoder runs once, with the token features of the sources.
 
     Args:
         inputs: ``input_ids`` and ``attention_mask``, each (B, T).
@@ -116,7 +115,7 @@ def translate(
                 num_beams=beams,
                 do_sample=False,
                 max_new_tokens=max_length,
-                use_cache=handle is None or not handle.shapes("decoder", "self"),
+                use_cache=True,
                 **(searching if beams > 1 else {}),
             )
         except (ValueError, IndexError) as error:

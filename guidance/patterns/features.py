@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError
+from guidance.patterns.predicates import entries
 from guidance.registry import Registry
 
 
@@ -176,6 +177,18 @@ class Tokens:
         if name not in self.tables:
             raise InputError(f"the batch has no table {name!r}", hint=TABLES.get(name))
         return self.tables[name]
+
+    def between(self, places: slice) -> Tokens:
+        """Neighbouring tokens; those past the end of the sequence are padding.  Features of pairs are left out."""
+        columns = {
+            name: entries(column, places, FEATURES[name].fill if name in FEATURES else 0)
+            for name, column in self.columns.items()
+            if column.dim() == 2
+        }
+        valid_BT = entries(self.valid_BT, places)
+        if isinstance(self, TokensWithoutIds):
+            return TokensWithoutIds(valid_BT, valid_BT, columns, self.tables)
+        return Tokens(entries(self.ids_BT, places), valid_BT, columns, self.tables)
 
     @property
     def lengths_B(self) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from guidance.errors import PlanError
 
@@ -93,6 +93,20 @@ class Predicate(ABC):
         """The same predicate for some neighbouring queries, which are then counted from 0."""
         return _written(self._values_in(rows), self.valid_BT, self.rows_BQ[:, rows])
 
+    def between(self, queries: slice, keys: slice) -> Predicate:
+        """The same predicate for some neighbouring queries and keys, which are then counted from 0.
+
+        Keys past the end of the sequence are padding: a cache may have places that are still empty.
+        """
+        (batch, length), device = self.valid_BT.shape, self.valid_BT.device
+        key_K = torch.arange(keys.start, keys.stop, device=device)
+        values_BQK = self.value_at(
+            torch.arange(batch, device=device)[:, None, None],
+            torch.arange(queries.start, queries.stop, device=device)[:, None],
+            key_K.clamp(max=length - 1),
+        )
+        return _written(values_BQK * (key_K < length), entries(self.valid_BT, keys), self.rows_BQ[:, queries])
+
     def named(self) -> Predicate:
         """The keys that have any weight: the predicate itself, if it is yes or no."""
         return self
@@ -111,6 +125,12 @@ class Predicate(ABC):
             PlanError: the pattern compares a query with a key, so both must come from one sequence.
         """
         raise PlanError("the pattern relates tokens of one sequence; cross-attention has two")
+
+
+def entries(values_BT: Tensor, places: slice, fill: float = 0) -> Tensor:
+    """Neighbouring entries of each row, with more of them where the places go on past its end."""
+    missing = max(0, places.stop - values_BT.shape[1])
+    return (nn.functional.pad(values_BT, (0, missing), value=fill) if missing else values_BT)[:, places]
 
 
 def _written(dense_BQK: Tensor, valid_BT: Tensor, queries_BQ: Tensor) -> Pairs | Weights:
@@ -182,6 +202,10 @@ class Shift(Predicate):
         target_Q = (query_Q + self._diagonal).clamp(0, self.valid_BT.shape[1] - 1)
         return replace(self, queries_BQ=self.rows_BQ & allowed_BQK[:, query_Q, target_Q])
 
+    def between(self, queries: slice, keys: slice) -> Shift:
+        start = self.start + queries.start - keys.start
+        return Shift(self.offset, entries(self.valid_BT, keys), self.rows_BQ[:, queries], start)
+
     def part(self, rows: slice) -> Shift:
         return replace(self, queries_BQ=self.rows_BQ[:, rows], start=self.start + (rows.start or 0))
 
@@ -219,6 +243,9 @@ class Columns(Predicate):
 
     def for_queries(self, queries_BQ: Tensor) -> Columns:
         return replace(self, queries_BQ=queries_BQ)
+
+    def between(self, queries: slice, keys: slice) -> Columns:
+        return Columns(entries(self.keys_BK, keys), entries(self.valid_BT, keys), self.rows_BQ[:, queries])
 
     def part(self, rows: slice) -> Columns:
         return self.for_queries(self.rows_BQ[:, rows])
@@ -330,8 +357,27 @@ class AttentionScope:
         allowed_BQK: bool, True where a query may see a key.
         is_causal: later keys are among those that it hides.
         hides_padding_only: it hides nothing but padding.
+        first_query, first_key: which tokens of the sequence the first query and the first key are.  With a cache, queries are
+            the tokens that are new, and keys the last ones that the layer keeps.
     """
 
     allowed_BQK: Tensor
     is_causal: bool
     hides_padding_only: bool
+    first_query: int = 0
+    first_key: int = 0
+
+    @property
+    def diagonal(self) -> int:
+        """The diagonal of the matrix (queries, keys) on which each token meets itself."""
+        return self.first_query - self.first_key
+
+    @property
+    def queries(self) -> slice:
+        """The tokens that ask."""
+        return slice(self.first_query, self.first_query + self.allowed_BQK.shape[1])
+
+    @property
+    def keys(self) -> slice:
+        """The tokens that are looked at; those past the end of the sequence are empty places of a cache."""
+        return slice(self.first_key, self.first_key + self.allowed_BQK.shape[2])

@@ -629,13 +629,12 @@ def test_encoder_states_without_their_tokens_are_refused() -> None:
     assert torch.equal(one, two) and torch.equal(one, three)
 
 
-def test_a_guided_decoder_names_what_it_needs_of_generate() -> None:
+def test_a_guided_decoder_generates_with_a_cache_and_beams() -> None:
     model = tiny_model("bart")
     install(model, Plan((guide("mask", "previous", 0, stack="decoder"),)))
-    with pytest.raises(InputError, match="not a cache of earlier keys") as raised:
-        decoded(model, batch())
-    assert "use_cache=False" in str(raised.value.hint)
-    assert decoded(model, batch(), use_cache=False)
+    for beams in (1, 3):
+        whole = decoded(model, batch(), num_beams=beams, use_cache=False)
+        assert decoded(model, batch(), num_beams=beams) == whole
 
 
 def test_generate_returns_attentions_of_every_step() -> None:

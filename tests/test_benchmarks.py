@@ -37,6 +37,7 @@ TINY = {
     "attack_cost": "TEXT --lengths 16 --tokens 32 --rounds 1 --out OUT",
     "cooccurrence": "TEXT --rounds 1 --window 2 --top 50 --vocab-size 300 --glove GLOVE",
     "finetuning": "roles --only CNN --data TREC --store STORE --out OUT",
+    "generation_cost": "--layers 1 --width 64 --length 8 --steps 1 --rounds 1",
     "gpu": "--device cpu --out OUT",
     "heads": "--only sinks --store STORE --out OUT",
     "masks_speed": "TEXT --rounds 1",

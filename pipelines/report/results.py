@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from guidance.errors import GuideError
-from pipelines.lazy import pq
 from pipelines.metrics.significance import holm, paired_t
 from pipelines.probing.heads import COLUMNS, heads_map, heads_of
 from pipelines.report.blocks import Block, Grid, Picture, Prose, Section, file_name, notes_of
@@ -18,7 +16,8 @@ from pipelines.views.comparison_tables import Table
 from pipelines.views.evaluations import Tested, compare_evaluations
 from pipelines.views.figures import Summary
 from pipelines.views.findings import findings_of
-from pipelines.views.searches import compare_searches, equal_scores
+from pipelines.views.search_tables import labels_of_settings, rows_label, search_tables
+from pipelines.views.searches import compare_searches, compare_settings, equal_scores, measured_runs
 from pipelines.views.tested_tables import reached_tables, tested_tables
 
 MOST_MAPS = 6
@@ -148,26 +147,32 @@ def _tested(name: str, tests: Sequence[Tested]) -> list[Block]:
 
 
 def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], list[Scored]]]:
-    """A section for each task and dataset: settings of every search, the chosen ones, and searches compared."""
+    """A section for each task and its data: the settings of every search with their tests, and searches compared."""
 
     def data_of(each: Given) -> Any:
-        dataset = next(iter(each.artifact.manifest["inputs"].values()))
-        return [each.artifact.counts.get("task"), dataset["content"]]
+        data = next(iter(each.artifact.manifest["inputs"].values()))
+        return [each.artifact.counts.get("task"), data["content"]]
 
     for number, part in enumerate(grouped(runs.of("search"), data_of).values(), 1):
-        name, notes, tests = f"search-{number}", list[str](), list[Tested]()
+        name, notes, tests, scored = f"search-{number}", list[str](), list[Tested](), list[Scored]()
         blocks: list[Block] = []
-        scored: list[Scored] = []
         for each in part:
-            rows = _rows(each)
-            blocks.append(Grid(f"{name}-{file_name(each.label)}-settings", _settings(each, rows)))
-            own = tests_of_settings(rows)
-            blocks += _tested(f"{name}-{file_name(each.label)}", own)
+            prefix = f"{each.label}: " if len(part) > 1 else ""
+            own = [
+                replace(tested, baseline=prefix + tested.baseline, other=prefix + tested.other)
+                for tested in compare_settings(each.artifact)
+            ]
+            place = f"{name}-{file_name(each.label)}"
+            blocks += [
+                Grid(
+                    f"{place}-{n}",
+                    Table(f"{each.label}: {table.titles[0]}", list(table.titles), [list(r) for r in table.rows]),
+                )
+                for n, table in enumerate(search_tables(each.artifact), 1)
+            ]
+            blocks += _tested(place, own)
             tests += own
-            scored += _chosen(each, rows)
-        if any(each.metrics for each in scored):
-            caption = "test metrics of the chosen settings; means ± sample standard deviation over seeds and folds"
-            blocks.append(Grid(f"{name}-metrics", metric_table(scored, caption)))
+            scored += _measured(each, prefix)
         if len(part) > 1:
             labels, artifacts = [each.label for each in part], [each.artifact for each in part]
             try:
@@ -179,78 +184,34 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
                 blocks += [Grid(f"{name}-reached", table) for table in reached_tables(reached, named)]
             except GuideError as error:
                 notes.append(error.message)
+        if any(each.metrics for each in scored):
+            caption = "what was tested; means ± sample standard deviation over n seeds and folds"
+            blocks.append(Grid(f"{name}-metrics", metric_table(scored, caption)))
         blocks += notes_of(notes)
         yield part, Section(name, f"Search: {part[0].artifact.counts.get('task')}", blocks), tests, scored
 
 
-def _rows(each: Given) -> list[dict[str, Any]]:
-    with each.artifact.open("runs.parquet") as file:
-        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
-    return [{**row, "setting": row["setting"] or "the settings of the search"} for row in rows]
-
-
-def _measures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The measures that every run has: the validation by which settings were chosen, and tests if all were tested."""
-    names = ["valid", *(name for name in rows[0] if name.startswith("test/"))]
-    return [name for name in names if all(row.get(name) is not None for row in rows)]
-
-
-def _settings(each: Given, rows: Sequence[Mapping[str, Any]]) -> Table:
-    measures = _measures(rows)
-    cells = []
-    for setting in dict.fromkeys(row["setting"] for row in rows):
-        own = [row for row in rows if row["setting"] == setting]
-        values = [_mean(Summary.of(row[name] for row in own)) for name in measures]
-        cells.append([setting, str(len(own)), *values, f"{sum(bool(row['chosen']) for row in own)} of {len(own)}"])
-    select = each.artifact.counts.get("select", "loss")
-    caption = f"{each.label}: validation ({select}) by setting; means ± sample standard deviation over n runs"
-    return Table(caption, ["setting", "n", *measures, "chosen"], cells)
-
-
-def tests_of_settings(rows: Sequence[Mapping[str, Any]]) -> list[Tested]:
-    """Every setting of a search beside its first one: a paired t-test over runs of the same fold and seed."""
-    folds = len({row["fold"] for row in rows}) > 1
-    by_setting: dict[str, dict[Any, Mapping[str, Any]]] = {}
-    for row in rows:
-        key = (row.get("step"), row["fold"], row["seed"])
-        by_setting.setdefault(row["setting"], {})[key] = row
-    (base, before), *others = by_setting.items()
-    tests = []
-    for (other, after), metric in itertools.product(others, _measures(rows)):
-        shared = [key for key in before if key in after]
-        if len(shared) < 2 or len({key[0] for key in shared}) > 1:
-            continue
-        sides = [_by_unit({key: float(runs[key][metric]) for key in shared}, folds) for runs in (before, after)]
-        difference = paired_t([b - a for a, b in zip(*sides, strict=True)], shared_folds=folds)
-        means = statistics.fmean(sides[0]), statistics.fmean(sides[1])
-        tests.append(Tested(base, other, metric, *means, difference, unit="folds" if folds else "seeds"))
-    corrected = holm([tested.difference.p for tested in tests])
-    return [replace(tested, corrected=p) for tested, p in zip(tests, corrected, strict=True)]
-
-
-def _by_unit(values: Mapping[Any, float], folds: bool) -> list[float]:
-    """The value of each seed, or its mean over the seeds of each fold."""
-    units: dict[Any, list[float]] = {}
-    for (_, fold, seed), value in values.items():
-        units.setdefault(fold if folds else seed, []).append(value)
-    return [statistics.fmean(of_unit) for of_unit in units.values()]
-
-
-def _chosen(each: Given, rows: Sequence[Mapping[str, Any]]) -> list[Scored]:
-    """The test metrics of the best setting, or of the best one for each set of rows of the plan."""
-    names = [name for name in rows[0] if name.startswith("test/")]
-    by_rows: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        kept = row.get("rows")
-        label = each.label if kept is None else f"{each.label}: {' + '.join(kept) or 'no rows'}"
-        by_rows.setdefault(label, []).extend([row] if row["chosen"] and row.get("evaluation") else [])
+def _measured(each: Given, prefix: str) -> list[Scored]:
+    """The test metrics of a search: of every setting if all were tested, otherwise of the best ones, for each set of rows of the
+    plan if they vary."""
+    labels, config, counts = labels_of_settings(each.artifact), each.config, each.artifact.counts
+    of_all = config.get("test_every") or "dataset" not in each.artifact.manifest["inputs"]
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in measured_runs(each.artifact):
+        if of_all:
+            label = prefix + labels[row["setting"]]
+        elif row["rows"] is not None:
+            label = prefix + rows_label(row["rows"], counts["rows"], bool(config.get("leave_one_out")))
+        else:
+            label = each.label
+        groups.setdefault(label, []).append(row)
     return [
         Scored(
             label,
-            [row["seed"] for row in chosen],
-            {name.removeprefix("test/"): [row[name] for row in chosen] for name in names if chosen},
+            [row["seed"] for row in rows],
+            {name: [row["test"][name] for row in rows] for name in rows[0]["test"]},
         )
-        for label, chosen in by_rows.items()
+        for label, rows in groups.items()
     ]
 
 

@@ -154,7 +154,7 @@ def compare_settings(search: Artifact) -> list[Tested]:
     labels = labels_of_settings(search)
     tests: list[Tested] = []
     moments: dict[int | None, dict[str, dict[tuple[int, int], Mapping[str, float | None]]]] = {}
-    for row in _measured(search):
+    for row in measured_runs(search):
         moments.setdefault(row["step"], {}).setdefault(row["setting"], {})[row["fold"], row["seed"]] = row["test"]
     for step, settings in moments.items():
         (first, baseline), *others = settings.items()
@@ -189,7 +189,7 @@ def _tests(first: str, other: str, baseline: Runs, runs: Runs, condition: str) -
         yield Tested(first, other, metric + condition, *means, difference, unit="folds" if shared_folds else "seeds")
 
 
-def _measured(search: Artifact) -> list[dict[str, Any]]:
+def measured_runs(search: Artifact) -> list[dict[str, Any]]:
     """The runs that were tested.  Without a test split these are, of pre-training, all runs, with their validation loss; but if
     there are runs that the choice has not seen, only these."""
     rows = _rows(search)
@@ -204,7 +204,7 @@ def _chosen_runs(search: Artifact, label: str) -> dict[tuple[int | None, tuple[s
     """The runs of the best setting that were tested, by the step of pre-training that they start from and the rows of the plan
     that they keep."""
     runs: dict[tuple[int | None, tuple[str, ...] | None], dict[tuple[int, int], Mapping[str, float | None]]] = {}
-    for row in _measured(search):
+    for row in measured_runs(search):
         if row["chosen"]:
             rows = None if row["rows"] is None else tuple(row["rows"])
             runs.setdefault((row["step"], rows), {})[row["fold"], row["seed"]] = row["test"]

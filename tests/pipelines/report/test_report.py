@@ -211,36 +211,63 @@ def test_models_that_cannot_be_compared_are_reported_apart(store: Store, names: 
     assert any("has no learning curve" in note for note in made.facts["notes"])
 
 
-def searched(store: Store, valid: dict[str, list[float]]) -> Artifact:
-    """A search over these settings, each with the validation of its seeds."""
+def searched(store: Store, tested: dict[str, list[float]], *, every: bool) -> Artifact:
+    """A search over these settings, each with the test metric of its seeds; the first is chosen, and tested alone unless ``every``."""
+    best = next(iter(tested))
     rows = [
-        {"fold": 0, "step": None, "seconds": None, "seed": seed, "setting": setting, "model": "", "valid": value}
-        | {"selected_on": True, "chosen": setting == "a=1", "evaluation": "e" if setting == "a=1" else None}
-        | {"test/accuracy": 0.5 + 0.1 * seed if setting == "a=1" else None}
-        for setting, values in valid.items()
+        {
+            "fold": 0,
+            "step": None,
+            "seconds": None,
+            "seed": seed,
+            "setting": setting,
+            "rows": None,
+            "model": "",
+            "valid": 1.0,
+        }
+        | {"selected_on": True, "chosen": setting == best, "evaluation": "e" if every or setting == best else None}
+        | {"test/accuracy": value if every or setting == best else None}
+        for setting, values in tested.items()
         for seed, value in enumerate(values)
     ]
     inputs = {"dataset": {"kind": "corpus", "recipe": "0" * 64, "content": "0" * 64}}
-    manifest = {"stage": "search", "stage_version": 1, "config": {"grid": ["a=1,2"]}, "inputs": inputs}
-    with store.build("search", digest(valid), manifest) as out:
+    config = {"grid": ["a=1,2"], "test_every": every}
+    manifest = {"stage": "search", "stage_version": 1, "config": config, "inputs": inputs}
+    settings = {setting: {"mean": 1.0, "sd": 0.0, "chosen": 3 * (setting == best)} for setting in tested}
+    with store.build("search", digest([tested, every]), manifest) as out:
         schema = run_schema(["accuracy"])
         with out.parquet("runs.parquet", schema) as writer:
             writer.write_table(pa.Table.from_pylist(rows, schema))
-        out.counts |= {"task": "classification", "select": "loss", "runs": len(rows), "settings": {}}
-    return Artifact(store.folder("search", digest(valid)))
+        out.counts |= {
+            "task": "classification",
+            "select": "loss",
+            "runs": len(rows),
+            "metrics": {},
+            "settings": settings,
+        }
+    return Artifact(store.folder("search", digest([tested, every])))
 
 
 def test_settings_of_a_search_are_summarised_and_tested_over_seeds(store: Store) -> None:
-    search = searched(store, {"a=1": [1.0, 1.2, 1.1], "a=2": [1.5, 1.8, 1.7]})
-    made, _ = make.make([search.reference], store)
-    settings = next(
-        block.table for s in made.sections for block in s.blocks if isinstance(block, Grid) and "settings" in block.name
-    )
-    assert settings.cells == [["a=1", "3", "1.1000 ± 0.1000", "3 of 3"], ["a=2", "3", "1.6667 ± 0.1528", "0 of 3"]]
+    metrics = {"a=1": [0.5, 0.6, 0.7], "a=2": [0.6, 0.8, 0.8]}
+    search = searched(store, metrics, every=True)
+    made, _ = make.make([search.reference], store, paper="b-table3")
+    assert grid(made, f"search-1-search-{search.id}-1").cells[0] == ["a=1", "1.0000 ± 0.0000", "3"]
     (tested,) = made.facts["comparisons"]
-    assert tested["difference"]["p"] == pytest.approx(paired_t([0.5, 0.6, 0.6]).p)
-    assert grid(made, "search-1-metrics").cells[0][1:] == ["3", "0.6000 ± 0.1000"]
+    assert tested["difference"]["p"] == pytest.approx(paired_t([0.1, 0.2, 0.1]).p)
+    assert grid(made, "search-1-metrics").cells == [["a=1", "3", "0.6000 ± 0.1000"], ["a=2", "3", "0.7333 ± 0.1155"]]
+    assert [row[3] for row in grid(made, "paper-beside-ours").cells if row[0] == "ours"] == [
+        "60.0 ± 10.0",
+        "73.3 ± 11.5",
+    ]
     assert "guide search corpus/0000000000000000 --grid a=1,2" in as_markdown(made, "x")
+
+
+def test_of_a_search_that_tested_only_what_it_chose_only_that_is_ours(store: Store) -> None:
+    search = searched(store, {"a=1": [0.5, 0.7], "a=2": [0.1, 0.2]}, every=False)
+    made, _ = make.make([search.reference], store)
+    assert made.facts["comparisons"] == []
+    assert grid(made, "search-1-metrics").cells == [[search.reference, "2", "0.6000 ± 0.1414"]]
 
 
 def test_evaluations_are_summarised_over_the_seeds_of_their_models() -> None:

@@ -97,20 +97,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def warm_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two worker processes for all stages that run with ``jobs=2``: each stage's own would import everything anew."""
-    cold, pools = executor._executor, list[concurrent.futures.Executor]()
+    pools: list[concurrent.futures.Executor] = []
 
     @contextlib.contextmanager
-    def warm(config: executor.Config, num_tasks: int) -> Iterator[Any]:
-        if config.executor == "dask":
-            with cold(config, num_tasks) as found:
-                yield found
-            return
+    def warm(config: executor.Workers, num_tasks: int) -> executor.Started:
         if not pools:
             spawn = multiprocessing.get_context("spawn")
             pools.append(concurrent.futures.ProcessPoolExecutor(config.jobs, spawn, executor._start_worker))
         yield pools[0], 2 * config.jobs, lambda: True
 
-    monkeypatch.setattr(executor, "_executor", warm)
+    monkeypatch.setattr(executor, "_processes", warm)
     yield
     for pool in pools:
         pool.shutdown(cancel_futures=True)

@@ -103,11 +103,14 @@ keep() {
   runs="$runs $_label"
 }
 
-# report TABLE: a page of all that was kept, beside the figures of the paper.  Those of pictures are only in its text.
+# report TABLE: a page of all that was kept, beside the numbers of the paper, which prints none for its figures.
 report() {
-  case $1 in *-figure*) set -- "$1" "${1%%-*}-text" ;; *) set -- "$1" "$1" ;; esac
+  case $1 in
+  *-figure*) set -- --name "$1" --title "$(sed -n 's/^# \(Paper [^:]*\):.*/\1/p' "$0")" ;;
+  *) set -- --name "$1" --paper "$1" ;;
+  esac
   # shellcheck disable=SC2086  # references are words
-  run report $runs --paper "$2" --name "$1"
+  run report $runs "$@"
 }
 
 # pack NAME TEXT VOCABULARY LENGTH [flags of build-corpus]: $corpus, $tokenizer and $packed sequences of a text.

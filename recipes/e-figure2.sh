@@ -3,8 +3,8 @@
 #
 # The paper: BERTSum on CNN/DM; people looked at the three most important heads of each layer, and kept the patterns of which some
 #   head has a relevance of three deviations above the mean: matching token, same sentence, position.
-# Here: the patterns are those of the catalogue; `guide discover serve` has a page to look at heads.  At tiny scale the small model
-#   of e-table3.sh, and ScisummNet.
+# Here: the patterns are those of the catalogue; after the report `discover score` proposes a plan, and `guide discover serve` has a
+#   page to look at heads.  At tiny scale the small model of e-table3.sh, and ScisummNet.
 # Costs: tiny 1 fine-tuning beside the small model; paper 1.
 . "$(dirname "$0")/common.sh"
 case $SCALE in
@@ -24,5 +24,5 @@ keep finetune "$data" --init "$(at "$init")" --max-length 512 --extend-positions
 model=$made
 keep probe importance "$model" "$data"
 keep probe relevance "$model" "$data"
-keep discover score "$model" "$data" --limit 200
 report e-figure2
+run discover score "$model" "$data" --limit 200

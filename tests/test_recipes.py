@@ -72,6 +72,7 @@ def stub(path: Path, how: str = "") -> None:
         path.mkdir()
         for ending in ("txt", "json", "jsonl", "ref", "xml", "conll"):
             (path / f"part.{ending}").touch()
+        (path / "part").touch()
     else:
         path.touch()
 
@@ -107,7 +108,7 @@ def test_every_command_of_a_recipe_is_accepted(script: Path, scale: str, guide: 
             stub(tmp_path / file, how)
         ran = cook(script, guide, tmp_path, settings)
     assert ran.code == 0 and not ran.errors and not ran.err, [*ran.errors, ran.err, ran.commands[-1:]]
-    assert ran.commands[-1][0] == "report"
+    assert "report" in {command[0] for command in ran.commands[-2:]}
     assert not (tmp_path / "artifacts").exists()
 
 
@@ -151,7 +152,7 @@ def own_recipe(folder: Path) -> Path:
     shutil.copytree(RECIPES, folder / "recipes")
     text = (RECIPES / "a-table3.sh").read_text(encoding="utf-8")
     lines = ((r"texts=\S+ # 1:", "texts=oromo.txt # 1:"), (r"vocabulary=\d+ +# 2:", "vocabulary=300 # 2:"))
-    for old, new in (*lines, ('depths="4 8"', 'depths="1 2"')):  # two layers are quicker
+    for old, new in (*lines, ('depths="4 8"', "depths=1")):  # one layer is quicker
         text, count = re.subn(old, new, text)
         assert count == 1
     (folder / "recipes" / "oromo.sh").write_text(text, encoding="utf-8")
@@ -176,10 +177,10 @@ def test_a_copied_recipe_with_two_changed_lines_goes_on_after_a_stop(guide: Guid
 
     ran = cook(recipe, watched, tmp_path, {"STEPS": "1"})
     assert (ran.code, ran.errors) == (0, [])
-    assert there == [True] * 4 + [False] * 4
-    assert ran.commands[-1][1:5] == ["a3-oromo-1-none-0", "a3-oromo-1-ag-0", "a3-oromo-2-none-0", "a3-oromo-2-ag-0"]
+    assert there == [True] * 4 + [False] * 2
+    assert ran.commands[-1][1:3] == ["a3-oromo-1-none-0", "a3-oromo-1-ag-0"]
     page = (tmp_path / "reports" / "a-table3.html").read_text(encoding="utf-8")
-    assert "RoBERTa-8-AG" in page and "a3-oromo-2-ag-0" in page
+    assert "RoBERTa-8-AG" in page and "a3-oromo-1-ag-0" in page
 
 
 def test_a_recipe_of_tasks_ends_in_its_report(guide: Guide, tmp_path: Path) -> None:

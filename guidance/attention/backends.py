@@ -1,7 +1,7 @@
 """Backends of attention: functions of one signature that compute heads of a call.
 
 ``reference`` computes scores and probabilities and is the definition of correct; ``blocks`` does the same without keeping
-them; ``sdpa`` is PyTorch's fast kernel.  A new backend is one file and one call of `register_backend`.
+them; ``sdpa`` is PyTorch's fast kernel, and ``logsumexp`` reads losses off it where it can.  A new backend is one file and one call of `register_backend`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from guidance.attention import blocks, reference, sdpa
+from guidance.attention import blocks, logsumexp, reference, sdpa
 from guidance.attention.call import AttentionCall
 from guidance.errors import PlanError
 from guidance.registry import Registry
@@ -44,7 +44,7 @@ class Backend:
 BACKENDS: Registry[Backend] = Registry("backend")
 """Every backend by name.  ``auto`` takes, for each path, the fastest that can compute it."""
 
-_AUTO: dict[HeadPath, str] = {"plain": "sdpa", "masked": "sdpa", "explicit": "blocks"}
+_AUTO: dict[HeadPath, str] = {"plain": "sdpa", "masked": "sdpa", "explicit": "logsumexp"}
 
 
 def register_backend(name: str, attend: Attend, paths: Iterable[HeadPath], *, package: str = "") -> Backend:
@@ -80,3 +80,4 @@ def choose_backends(name: str, site_plans: Iterable[SitePlan]) -> dict[str, Atte
 BACKENDS.add("reference", Backend("reference", reference.attend, frozenset(PATHS)))
 BACKENDS.add("sdpa", Backend("sdpa", sdpa.attend, frozenset({"plain", "masked"})))
 BACKENDS.add("blocks", Backend("blocks", blocks.attend, frozenset(PATHS)))
+BACKENDS.add("logsumexp", Backend("logsumexp", logsumexp.attend, frozenset(PATHS)))

@@ -25,14 +25,12 @@ states of its tokens."""
 
 def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     """The output of some heads, (B, Q, heads, D)."""
-    batch_size, _, queries, _ = call.query.shape
-    keys = call.key.shape[2]
-    num_rows = max(1, BLOCK_ENTRIES // max(1, batch_size * len(heads) * keys))
+    queries = call.query.shape[2]
     edits = ("edit_scores", "edit_probabilities", *(("attack",) if call.batch.attacking else ()))
     is_whole = call.batch.recorded is not None or any(call.making(each, heads) for each in edits)
-    is_small = num_rows >= queries and queries * keys < SMALL
-    if is_whole or is_small or not torch.is_grad_enabled():
+    if is_whole or keeps_matrix(call, heads):
         return reference.attend(call, heads)
+    num_rows = _rows_of_block(call, heads)
     measured = reference.measurements(call, heads)
     settings: Any = {"use_reentrant": False, "preserve_rng_state": call.dropout > 0}
     blocks = [slice(start, min(start + num_rows, queries)) for start in range(0, queries, num_rows)]
@@ -40,3 +38,15 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     outputs, distances = zip(*results, strict=True)
     reference.note(call, measured, [torch.cat(each, dim=2) for each in zip(*distances, strict=True)])
     return torch.cat(outputs, dim=1)
+
+
+def keeps_matrix(call: AttentionCall, heads: tuple[int, ...]) -> bool:
+    """Whether the matrices of some heads are small, or nothing is kept for a backward pass."""
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    is_small = _rows_of_block(call, heads) >= queries and queries * keys < SMALL
+    return is_small or not torch.is_grad_enabled()
+
+
+def _rows_of_block(call: AttentionCall, heads: tuple[int, ...]) -> int:
+    """The number of queries whose scores are one block."""
+    return max(1, BLOCK_ENTRIES // max(1, call.query.shape[0] * len(heads) * call.key.shape[2]))

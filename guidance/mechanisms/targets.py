@@ -10,13 +10,14 @@ proportional to w.  Two distances are known:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from guidance.patterns.predicates import Predicate
+from guidance.patterns.predicates import NamedScores, Predicate
 
 
 @dataclass(frozen=True)
@@ -108,22 +109,42 @@ class DivergenceTarget(Target):
     together: bool
     stop_at: float
 
+    @property
+    def reads_all_keys(self) -> bool:
+        """Some rows may be compared with the logarithms of all their probabilities."""
+        return self.uniform_BQ is not None
+
     def distances(self, log_attention_BhQK: Tensor) -> Tensor:
         # autocast would round the products of the mass to half precision
         with torch.autocast(log_attention_BhQK.device.type, enabled=False):
-            has_keys_BQ = self.value_BQ > 0
-            if self.together:
-                distances = -self._log_mass(log_attention_BhQK)
-            else:
-                expected_BhQ = self.value_BQ[:, None] * self.predicate.mass(log_attention_BhQK)
-                distances = self.entropy_BQ[:, None] - expected_BhQ
-            distances = distances * has_keys_BQ[:, None]
-            if self.stop_at < 1:
-                with torch.no_grad():
-                    is_near = self._log_mass(log_attention_BhQK).exp() > self.stop_at
-                distances = distances.masked_fill(is_near & has_keys_BQ[:, None], 0.0)
-            if self.uniform_BQ is not None:
-                distances = distances + self._from_uniform(log_attention_BhQK) * self.uniform_BQ[:, None]
+            return self._distances(
+                lambda: self.predicate.mass(log_attention_BhQK),
+                lambda: self._log_mass(log_attention_BhQK),
+                lambda: self._mean(log_attention_BhQK),
+            )
+
+    def of_named(self, logarithms: NamedScores, mean_BhQ: Tensor | None) -> Tensor:
+        """The same from the logarithms of the probabilities of the keys that are named, all with weight 1.
+
+        Args:
+            mean_BhQ: the mean logarithm over the keys that a query may see, if `reads_all_keys`.
+        """
+        return self._distances(logarithms.sum, logarithms.log_mass, lambda: mean_BhQ)
+
+    def _distances(
+        self, total: Callable[[], Tensor], log_mass: Callable[[], Tensor], mean: Callable[[], Tensor | None]
+    ) -> Tensor:
+        """From the sum of the logarithms over the keys of the pattern, the logarithm of their mass, the mean over all keys."""
+        has_keys_BQ = self.value_BQ > 0
+        distances = -log_mass() if self.together else self.entropy_BQ[:, None] - self.value_BQ[:, None] * total()
+        distances = distances * has_keys_BQ[:, None]
+        if self.stop_at < 1:
+            with torch.no_grad():
+                is_near = log_mass().exp() > self.stop_at
+            distances = distances.masked_fill(is_near & has_keys_BQ[:, None], 0.0)
+        if self.uniform_BQ is not None and (mean_BhQ := mean()) is not None:
+            size_BQ = self.allowed_BQK.sum(-1).clamp(min=1)
+            distances = distances + (-mean_BhQ - size_BQ.log()[:, None]) * self.uniform_BQ[:, None]
         return distances
 
     def _log_mass(self, log_attention_BhQK: Tensor) -> Tensor:
@@ -132,11 +153,11 @@ class DivergenceTarget(Target):
         inside = log_attention_BhQK.masked_fill(~keys_BQK[:, None], torch.finfo(log_attention_BhQK.dtype).min)
         return torch.where((self.value_BQ > 0)[:, None], inside.logsumexp(-1), 0.0)
 
-    def _from_uniform(self, log_attention_BhQK: Tensor) -> Tensor:
-        """KL(u || p) for the uniform distribution u over the keys that a query may see."""
+    def _mean(self, log_attention_BhQK: Tensor) -> Tensor:
+        """The mean logarithm over the keys that a query may see."""
         size_BQ = self.allowed_BQK.sum(-1).clamp(min=1)
         inside = torch.where(self.allowed_BQK[:, None], log_attention_BhQK, 0.0)
-        return -(inside.sum(-1) / size_BQ[:, None]) - size_BQ.log()[:, None]
+        return inside.sum(-1) / size_BQ[:, None]
 
 
 class GuidedSoftmax(torch.autograd.Function):

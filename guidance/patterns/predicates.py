@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from guidance.errors import PlanError
 
+FEW = 1 / 32
+"""The share of a sequence's keys up to which a pattern names few of them."""
+
 
 class Predicate(ABC):
     """Which keys each query of a batch should look at, or how strongly.  Padding is never a query or a key.
@@ -89,6 +92,14 @@ class Predicate(ABC):
         """
         return self.rows(places_BR).any(-1)
 
+    def names_few(self) -> bool:
+        """Whether `named_scores` is there, and much smaller than a matrix of scores."""
+        return False
+
+    def named_scores(self, query_BHQD: Tensor, key_BHKD: Tensor) -> NamedScores:
+        """The products of each query with the keys that are named for it, without those with all other keys."""
+        raise AssertionError
+
     def part(self, rows: slice) -> Predicate:
         """The same predicate for some neighbouring queries, which are then counted from 0."""
         return _written(self._values_in(rows), self.valid_BT, self.rows_BQ[:, rows])
@@ -131,6 +142,35 @@ def entries(values_BT: Tensor, places: slice, fill: float = 0) -> Tensor:
     """Neighbouring entries of each row, with more of them where the places go on past its end."""
     missing = max(0, places.stop - values_BT.shape[1])
     return (nn.functional.pad(values_BT, (0, missing), value=fill) if missing else values_BT)[:, places]
+
+
+@dataclass(frozen=True)
+class NamedScores:
+    """A number for each query and each of up to C keys that are named for it.
+
+    Attributes:
+        scores_BHQC: what it is worth at places without a key does not matter, as long as it is finite.
+        is_key_BQC: the places that have a key.
+    """
+
+    scores_BHQC: Tensor
+    is_key_BQC: Tensor
+
+    def sum(self) -> Tensor:
+        """The sum over the keys of each query, (B, H, Q)."""
+        return self.scores_BHQC.masked_fill(~self.is_key_BQC[:, None], 0.0).sum(-1)
+
+    def mass(self) -> Tensor:
+        """The sum of the exponentials, (B, H, Q)."""
+        return self._masked().exp().sum(-1)
+
+    def log_mass(self) -> Tensor:
+        """The logarithm of the sum of the exponentials, (B, H, Q); 0 for queries without a key."""
+        has_keys_BQ = self.is_key_BQC.any(-1)
+        return torch.where(has_keys_BQ[:, None], self._masked().logsumexp(-1), 0.0)
+
+    def _masked(self) -> Tensor:
+        return self.scores_BHQC.masked_fill(~self.is_key_BQC[:, None], torch.finfo(self.scores_BHQC.dtype).min)
 
 
 def _written(dense_BQK: Tensor, valid_BT: Tensor, queries_BQ: Tensor) -> Pairs | Weights:
@@ -196,6 +236,17 @@ class Shift(Predicate):
             wanted = grad_BHQ * self._has_target()[:, None]
             grad_BHQK.diagonal(self._diagonal, -2, -1).add_(wanted[..., queries])
 
+    def names_few(self) -> bool:
+        return True
+
+    def named_scores(self, query_BHQD: Tensor, key_BHKD: Tensor) -> NamedScores:
+        queries, diagonal = self._queries, self._diagonal
+        # of views, so that autograd keeps no copy of queries and keys
+        keys = slice(queries.start + diagonal, queries.stop + diagonal) if queries.start < queries.stop else queries
+        each = (query_BHQD[:, :, queries] * key_BHKD[:, :, keys]).sum(-1)
+        scores_BHQ = nn.functional.pad(each, (queries.start, query_BHQD.shape[2] - queries.stop))
+        return NamedScores(scores_BHQ.unsqueeze(-1), self._has_target().unsqueeze(-1))
+
     def restricted(self, allowed_BQK: Tensor) -> Shift:
         # a query whose key is hidden has none; nothing of the size of the mask is written
         query_Q = torch.arange(self.rows_BQ.shape[1], device=self.valid_BT.device)
@@ -240,6 +291,20 @@ class Columns(Predicate):
     def add_mass_gradient(self, grad_BHQK: Tensor, grad_BHQ: Tensor) -> None:
         wanted = (grad_BHQ * self.rows_BQ[:, None]).unsqueeze(-1)
         grad_BHQK.addcmul_(wanted, self._keys().to(grad_BHQK.dtype)[:, None, None, :])
+
+    def _most_keys(self) -> int:
+        return int(self._keys().sum(-1).amax().item())
+
+    def names_few(self) -> bool:
+        return self._most_keys() <= FEW * self.valid_BT.shape[1]
+
+    def named_scores(self, query_BHQD: Tensor, key_BHKD: Tensor) -> NamedScores:
+        is_key_BC, index_BC = self._keys().to(torch.uint8).topk(max(1, self._most_keys()))
+        key_BHCD = key_BHKD.take_along_dim(index_BC[:, None, :, None], 2)
+        is_key_BQC = is_key_BC.bool()[:, None, :] & self.rows_BQ[:, :, None]
+        if index_BC.shape[1] == 1:  # a product of matrices would keep a copy of the queries
+            return NamedScores((query_BHQD * key_BHCD).sum(-1, keepdim=True), is_key_BQC)
+        return NamedScores(query_BHQD @ key_BHCD.transpose(-1, -2), is_key_BQC)
 
     def for_queries(self, queries_BQ: Tensor) -> Columns:
         return replace(self, queries_BQ=queries_BQ)

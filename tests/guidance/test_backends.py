@@ -117,7 +117,7 @@ def test_blocks_of_queries_give_values_and_gradients_of_the_reference(
     given = {k: v for k, v in changes.items() if family != "modernbert" or k == "attention_dropout"}
     expected = step(family, Plan(LOSSES), "reference", **given)
     monkeypatch.setattr(blocks, "BLOCK_ENTRIES", num_rows * 3 * 3 * 7)
-    found = step(family, Plan(LOSSES), "auto", **given)
+    found = step(family, Plan(LOSSES), "blocks", **given)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -191,7 +191,9 @@ def test_blocks_keep_no_matrix_for_the_backward_pass(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(blocks, "SMALL", small)
         model = tiny_model("bert", attention_probs_dropout_prob=0.0, max_position_embeddings=256).train()
         handle = guidance.install(
-            model, Plan((Guide("next", "attention_loss"), Guide("first", "attention_loss", distance="kl")))
+            model,
+            Plan((Guide("next", "attention_loss"), Guide("first", "attention_loss", distance="kl"))),
+            backend="blocks",
         )
         inputs = batch((200, 200))
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):

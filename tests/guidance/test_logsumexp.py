@@ -1,0 +1,178 @@
+"""Losses from log-sum-exp are those of the reference: values, gradients, types, and the heads that they are left to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import guidance
+from guidance.attention import blocks, logsumexp
+from guidance.guide import Guide
+from guidance.plan import Plan
+from tests.guidance.models import batch, tiny_model
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The heads that are computed by log-sum-exp, call by call; no matrix counts as small."""
+    found: list[tuple[int, ...]] = []
+    attend = logsumexp._attend
+    monkeypatch.setattr(blocks, "SMALL", 0)
+    # one key is more than a thirtieth of so short a sequence
+    monkeypatch.setattr("guidance.patterns.predicates.FEW", 0.5)
+    monkeypatch.setattr(logsumexp, "_attend", lambda call, heads: (found.append(heads), attend(call, heads))[1])
+    return found
+
+
+def step(
+    family: str, plan: Plan, backend: str, lengths: tuple[int, ...] = (7, 4, 0), dropout: float = 0.0
+) -> list[Tensor]:
+    """The logits, losses and gradients of all parameters in a step, in float64."""
+    names = ("attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
+    given = {name: dropout for name in names if family != "modernbert" or name == "attention_dropout"}
+    model = tiny_model(family, **given).double().train()
+    inputs = batch(lengths)
+    made = guidance.install(model, plan, backend=backend).guide(**inputs)
+    torch.manual_seed(7)
+    output = model(**inputs, guidance=made).logits
+    losses = list(made.per_example().values())
+    weights = torch.arange(1, len(lengths) + 1)
+    (output.square().mean() + sum((loss_B * weights).sum() for loss_B in losses)).backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [output.detach(), *(loss_B.detach() for loss_B in losses), *gradients]
+
+
+def one(pattern: Any, heads: tuple[int, ...] = (0, 2), **options: Any) -> Plan:
+    return Plan((Guide(pattern, "attention_loss", heads=heads, **options),))
+
+
+KL = {"distance": "kl"}
+CASES = [
+    *(one(p, reduction=r) for p in ("next", "first") for r in ("group_mean", "head_mean", "frobenius")),
+    *(one("previous", boundary=b) for b in ("uniform", "zero", "skip")),
+    *(one(p, **KL, boundary=b) for p in ("next", "previous") for b in ("uniform", "skip")),
+    *(one(p, **KL, mass=m, stop_at=s) for p in ("next", "first") for m in (False, True) for s in (1.0, 0.2)),
+]
+
+
+@pytest.mark.parametrize("plan", CASES, ids=lambda plan: str(plan.guides[0].pattern) + str(plan.guides[0].options))
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_values_and_gradients_are_those_of_the_reference(family: str, plan: Plan, served: list[Any]) -> None:
+    """With padding, an example of padding alone, and in the second layer of ModernBERT a sliding window."""
+    expected = step(family, plan, "reference")
+    assert not served
+    found = step(family, plan, "auto")
+    assert served
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+MANY = (
+    Guide("next", "attention_loss", heads=(0, 1)),
+    Guide("first", "attention_loss", heads=(1,), **KL, mass=True),
+    Guide("previous", "attention_loss", heads=(2,)),
+    Guide("window", "mask", heads=(2,)),
+)
+
+
+def test_heads_of_several_guides_and_heads_that_are_left_to_blocks_come_in_their_places(served: list[Any]) -> None:
+    plan = Plan(MANY)
+    expected, found = step("bert", plan, "reference"), step("bert", plan, "auto")
+    assert set(served) == {(0, 1)}
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_causal_heads_that_share_keys_have_the_losses_of_the_reference(served: list[Any]) -> None:
+    plan = one("previous", heads=(0, 1, 3))
+    for lengths in ((7, 7), (7, 4)):  # without a mask, and with one
+        served.clear()
+        expected, found = step("llama", plan, "reference", lengths), step("llama", plan, "auto", lengths)
+        assert served
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Guide("window", "mask", heads=(0,)),
+        Guide("window", "bias", heads=(0,)),
+        Guide("matching_token", "attention_loss", heads=(0, 1)),
+        Guide("first", "attention_loss", heads=(0,), **KL, mass=True, away=True),
+    ],
+    ids=lambda guide: f"{guide.mechanism} of {guide.pattern}",
+)
+def test_what_needs_scores_leaves_all_heads_of_a_guide_to_blocks(other: Guide, served: list[Any]) -> None:
+    plan = Plan((Guide("next", "attention_loss", heads=(0, 1)), other))
+    expected, found = step("bert", plan, "reference"), step("bert", plan, "auto")
+    assert not served
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_dropout_matrices_that_are_kept_and_patterns_of_many_keys_do_without(
+    served: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step("bert", one("next"), "auto", dropout=0.1)
+    step("deberta-v2", one("next"), "auto")  # has a bias of positions
+    monkeypatch.setattr("guidance.patterns.predicates.FEW", 0.1)
+    step("bert", one("first"), "auto")
+    monkeypatch.setattr(blocks, "SMALL", 1 << 20)
+    step("bert", one("next"), "auto")
+    assert not served
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_log_sum_exp_is_at_least_float32_and_has_the_gradient_of_torch(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    query, key, value, wanted = torch.randn(4, 2, 3, 40, 16).to(dtype).unbind()
+    weights = torch.randn(2, 3, 40)
+    given = [states.clone().requires_grad_() for states in (query, key, value)]
+    output, lse_BhQ = logsumexp.FlashAttention.apply(*given, None, False, 0.25)
+    twice_BhQ = logsumexp.LogSumExp.apply(*given[:2], None, False, 0.5)
+    assert lse_BhQ.dtype == twice_BhQ.dtype == torch.promote_types(dtype, torch.float32)
+    found = torch.autograd.grad((output * wanted).sum() + ((lse_BhQ - 3 * twice_BhQ) * weights).sum(), given)
+    exact = [states.double().requires_grad_() for states in (query, key, value)]
+    scores = exact[0] @ exact[1].mT / 4
+    rows = (scores.logsumexp(-1) - 3 * (2 * scores).logsumexp(-1)) * weights
+    expected = torch.autograd.grad((scores.softmax(-1) @ exact[2] * wanted).sum() + rows.sum(), exact)
+    rounding = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}[dtype]
+    torch.testing.assert_close(lse_BhQ.double(), scores.logsumexp(-1).double(), rtol=1e-4, atol=min(rounding, 1e-4))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == dtype
+        torch.testing.assert_close(mine.double(), theirs, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("plan", [one("next"), one("first", **KL, boundary="uniform")], ids=["squared", "kl"])
+def test_under_autocast_losses_are_float32_and_near_those_of_float64(plan: Plan, served: list[Any]) -> None:
+    inputs, found = batch((7, 5)), {}
+    for dtype in (torch.float64, torch.bfloat16):
+        model = tiny_model("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).to(
+            torch.promote_types(dtype, torch.float32)
+        )
+        made = guidance.install(model.train(), plan).guide(**inputs)
+        with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+            model(**inputs, guidance=made)
+        (found[dtype],) = made.per_example().values()
+        found[dtype].sum().backward()
+    assert served
+    torch.testing.assert_close(found[torch.bfloat16].double(), found[torch.float64].double(), rtol=0.02, atol=1e-4)
+
+
+def test_no_matrix_is_kept_for_the_backward_pass(served: list[Any]) -> None:
+    kept: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor.untyped_storage().nbytes() // tensor.element_size())
+        return tensor
+
+    model = tiny_model("bert", attention_probs_dropout_prob=0.0, max_position_embeddings=256).train()
+    plan = Plan((Guide("next", "attention_loss"), Guide("first", "attention_loss", **KL)))
+    inputs = batch((200, 200))
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model(**inputs, guidance=guidance.install(model, plan).guide(**inputs))
+    assert served and max(kept) < 200 * 200

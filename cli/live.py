@@ -143,6 +143,88 @@ def fill_command(
         )
 
 
+class GenerateConfig(Config):
+    """How to continue a prompt."""
+
+    max_new_tokens: int = Field(40, ge=1, description="Most tokens to write.")
+    strength: float = Field(1.0, gt=0, le=1, description="Share of what the rows of --plan do to a head.")
+    beams: int = Field(1, ge=1, le=1000, description="Beams of the beam search; 1 is greedy search.")
+    sample: bool = Field(False, description="Draw each token by its probability.")
+    temperature: float = Field(1.0, gt=0, description="For --sample: below 1 likely tokens become likelier.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="For --sample: the most likely tokens that have this share are drawn from."
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="For --sample.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Device to compute on; auto takes a GPU if there is one."
+    )
+
+
+@command(
+    "generate",
+    config=GenerateConfig,
+    group="Train",
+    examples=[
+        'guide generate small-llama "The value of"',
+        'guide generate ./llama "Answer in French. <<Be brief.>> What is a cat?" --plan preset:pasta --strength 0.5',
+        "guide generate ./llama --plan steer.toml --mark 'Be brief.' --json < prompts.txt | jq -r .text",
+    ],
+)
+def generate_command(
+    session: Session,
+    config: GenerateConfig,
+    model: Model,
+    text: Annotated[str, Argument(help="A prompt; - for prompts from stdin, one to a line.")] = "-",
+    plan: Annotated[
+        str | None, Option(help="A plan that steers the model: a TOML file or preset:NAME. By default its own acts.")
+    ] = None,
+    mark: Annotated[
+        list[str] | None,
+        Option(help="A part of each prompt that the pattern `marked` names (repeatable); also <<so>>."),
+    ] = None,
+) -> None:
+    """Continue a prompt with a causal language model, and steer its attention to what is marked in the prompt.
+
+    The rows of --plan act on prompt and continuation; the pattern `marked` names the tokens between << and >>, and those of --mark.
+    `preset:pasta` lets attention to all other tokens count a hundredth.  What is printed is the continuation alone.  With --json each
+    prompt is one object, with its marks.
+    """
+    from guidance.plan import Plan
+    from pipelines.training.live_text import read_lines
+    from pipelines.training.opening import find_folder
+    from pipelines.training.steering import Prompt, Writer
+
+    check_working_folder()
+    if not config.sample and (config.temperature != 1 or config.top_p != 1):
+        raise InputError("--temperature and --top-p are for --sample", hint="add --sample")
+    if plan is None and config.strength != 1:
+        raise InputError("--strength is for the rows of --plan", hint="--plan preset:pasta")
+    rows = None if plan is None else Plan.load(plan)
+    writer = Writer(
+        find_folder(model, session.store), rows, strength=config.strength, device=config.device, called=plan or ""
+    )
+    if mark and not writer.reads_marks():
+        raise InputError("--mark, and no guide looks at what is marked", hint="--plan preset:pasta")
+    search: dict[str, Any] = {"num_beams": config.beams, "do_sample": config.sample}
+    if config.sample:
+        import torch
+
+        torch.manual_seed(config.seed)
+        search |= {"temperature": config.temperature, "top_p": config.top_p, "top_k": 0}
+    for number, line in enumerate([text] if text != "-" else read_lines(sys.stdin.buffer, _invite(session, text)), 1):
+        try:
+            prompt = Prompt.parse(line, mark or ()) if writer.reads_marks() else Prompt(line)
+            written = writer.write(prompt, max_new_tokens=config.max_new_tokens, **search)
+        except InputError as error:
+            if text == "-":
+                error.message = f"stdin, line {number}: {error.message}"
+            raise
+        if session.json:
+            say_texts({"prompt": prompt.text, "marked": [prompt.text[a:b] for a, b in prompt.marked], "text": written})
+        else:
+            say(written)
+
+
 def _open(file: str) -> BinaryIO:
     try:
         return Path(file).open("rb")

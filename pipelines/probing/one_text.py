@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +78,7 @@ def look(
     model.needed = tuple(dict.fromkeys((*model.needed, *WORD_FEATURES)))
     batch = model.read([text])
     ids_BT, valid_BT = batch.inputs["input_ids"], batch.inputs["attention_mask"].bool()
-    wrapped = _wrapped(model)
+    wrapped = model.wrapped_tokenizer()
     columns = {**Vocabulary.from_tokenizer(wrapped).columns(ids_BT), **batch.columns}
     tokens = Tokens(ids_BT, valid_BT, columns, {})
     patterns, _ = measurable([], WORD_FEATURES)
@@ -103,12 +102,3 @@ def look(
     model.handle.watch(watch, **batch.inputs, **batch.columns)
     heads.sort(key=lambda head: (head.kind != "self", head.layer, head.head))
     return TextAttention(token_labels(wrapped, ids_BT[0].cpu().numpy()), maps, heads, bool(model.cut))
-
-
-def _wrapped(model: WatchedModel) -> Any:
-    from transformers import PreTrainedTokenizerFast
-
-    names = {
-        f"{role}_token": model.tokenizer.id_to_token(id_) for role, id_ in model.special.items() if id_ is not None
-    }
-    return PreTrainedTokenizerFast(tokenizer_object=model.tokenizer, **names)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from tokenizers import processors
 from torch import Tensor
-from transformers import BatchEncoding
+from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from guidance.checkpoint import TARGET_FOLDER, config_of, find_plan
 from guidance.errors import InputError, NumericalError, PlanError
@@ -91,7 +91,7 @@ class LiveModel:
         config = config_of(folder)
         self.check(folder, config)
         plan = find_plan(folder)
-        self.needed = check_bare_text(plan or Plan(), folder, self.takes_masks)
+        self.needed = check_bare_text(plan or Plan(), folder, self.takes_masks, self.given)
         self.tokenizer, self.special = _open_tokenizer(folder, self.spells_masks)
         self.longest = longest_input(config)
         added = [id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
@@ -114,6 +114,9 @@ class LiveModel:
     takes_masks = "`guide evaluate` reads"
     """What reads the features that a bare text lacks from ``--masks``."""
 
+    given: tuple[str, ...] = ()
+    """Features that come with a text, and need not be found in it."""
+
     def check(self, folder: Path, config: Any) -> None:
         """Raises InputError if a model with this configuration cannot do what this class is for."""
 
@@ -133,6 +136,13 @@ class LiveModel:
             values = {name: [features[name][0].numpy() for features in known] for name in self.needed}
             columns = pad_features(values, inputs["input_ids"].shape[1], device)
         return Batch(inputs, columns, encodings)
+
+    def wrapped_tokenizer(self) -> Any:
+        """The tokenizer, as transformers has it."""
+        named = {
+            f"{role}_token": self.tokenizer.id_to_token(id_) for role, id_ in self.special.items() if id_ is not None
+        }
+        return PreTrainedTokenizerFast(tokenizer_object=self.tokenizer, **named)
 
     def _ids(self, encoding: Any) -> Any:
         """The ids of a text, in which no text has become a special token, as in training."""
@@ -257,13 +267,14 @@ def _one_line(text: str) -> str:
     return "".join(letter for letter in " ".join(text.split()) if unicodedata.category(letter) != "Cc")
 
 
-def check_bare_text(plan: Any, folder: Path, takes_masks: str) -> tuple[str, ...]:
+def check_bare_text(plan: Any, folder: Path, takes_masks: str, given: Sequence[str] = ()) -> tuple[str, ...]:
     """The features of words that a plan needs at inference.  Raises PlanError if it needs one that a bare text does not have.
 
     Args:
         takes_masks: what reads them from ``--masks``, for the message.
+        given: further features that come with the text.
     """
-    needed = features(plan, training=False)
+    needed = tuple(need for need in features(plan, training=False) if need not in given)
     for need in needed:
         if need not in ("word", "segment"):
             label = plan.needs(training=False).get(need, "")

@@ -1,0 +1,170 @@
+"""``guide generate``: what a causal model writes, where it is steered to, and wrong inputs."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import guidance
+from guidance.errors import InputError
+from guidance.plan import Plan
+from pipelines.stages import pretrain
+from pipelines.storage.store import Store
+from pipelines.training.steering import Prompt, Writer
+from tests import trainings
+from tests.trainings import one_thread  # noqa: F401
+
+BIAS = '[[guide]]\npattern = "marked"\nmechanism = "bias"\nlayers = [0]\n'
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A store with three small models: a causal one, one that carries a plan that fixes a head, and one of masked words."""
+    folder = tmp_path_factory.mktemp("generate")
+    store = Store(folder / "artifacts")
+    text = trainings.sequences(store)
+    shape: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 2, "ffn": 32, "steps": 12, "learning_rate": 3e-2}
+    fixed = folder / "fixed.toml"
+    fixed.write_text('[[guide]]\npattern = "previous"\nmechanism = "fix"\nheads = [0]\n')
+    made = {
+        name: pretrain.run(text.reference, pretrain.Config(**settings, **shape), store=store).artifact
+        for name, settings in {
+            "plain": {"objective": "clm"},
+            "fixed": {"objective": "clm", "plan": str(fixed)},
+            "masked": {},
+        }.items()
+    }
+    plan = folder / "steer.toml"
+    plan.write_text(BIAS)
+    return SimpleNamespace(store=store, plan=str(plan), **made)
+
+
+def test_spans_of_a_prompt_are_those_between_marks_and_every_place_of_a_mark() -> None:
+    assert Prompt.parse("a <<b c>> d <<e>>") == Prompt("a b c d e", ((2, 5), (8, 9)))
+    assert Prompt.parse("be brief, be kind", ["be"]).marked == ((0, 2), (10, 12))
+    assert Prompt.parse("a < b > c") == Prompt("a < b > c")
+    for text, marks, words in (
+        ("a <<b", [], "<< without"),
+        ("a b>>", [], ">> without"),
+        ("<<a <<b>>", [], "<< without"),
+        ("a", ["c"], "'c'"),
+        ("a", [""], "''"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Prompt.parse(text, marks)
+
+
+def test_it_writes_what_the_logits_of_whole_texts_say_with_the_plan(work: SimpleNamespace) -> None:
+    """Against a loop that reads the whole text anew for each token, without a cache."""
+    folder, plan = work.plain.path, Plan.parse(BIAS)
+    writer = Writer(folder, plan, strength=0.5, device="cpu")
+    text = writer.tokenizer.decode(range(8, 14))
+    encoding = writer.tokenizer.encode(text)
+    first = encoding.ids.index(writer.tokenizer.encode(text, add_special_tokens=False).ids[0])
+    span = encoding.offsets[first]
+    written = writer.write(Prompt(text, (span,)), max_new_tokens=6)
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+    plain_logits: list[torch.Tensor] = []
+    for has_plan in (False, True):
+        ids = encoding.ids[: max(n for n, part in enumerate(encoding.sequence_ids, 1) if part is not None)]
+        prompt_length = len(ids)
+        if has_plan:
+            row = Plan.parse(BIAS.replace("[0]\n", "[0]\nstrength = 0.5\n"))
+            handle = guidance.install(model, row)
+        for _ in range(6):
+            ids_BT = torch.tensor([ids])
+            marked = torch.tensor([[n == first for n in range(len(ids))]])
+            extra = (
+                handle.at_inference(input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT), marked=marked)
+                if has_plan
+                else {}
+            )
+            with torch.no_grad():
+                logits = model(input_ids=ids_BT, use_cache=False, **extra).logits[0, -1]
+            plain_logits.append(logits)
+            ids.append(int(logits.argmax()))
+            if ids[-1] == model.generation_config.eos_token_id:
+                break
+    assert written == writer.tokenizer.decode(ids[prompt_length:], skip_special_tokens=True)
+    assert not torch.equal(plain_logits[0], plain_logits[len(plain_logits) // 2]), "the plan does something"
+
+
+def test_prompts_come_from_a_pipe_and_continuations_leave_as_json(
+    work: SimpleNamespace, guide: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the <<value>> of\nan object\n")))
+    flags = ["--store", work.store.root, "--max-new-tokens", 3, "--json", "--mark", "e"]
+    done = guide("generate", work.plain.reference, "--plan", work.plan, *flags)
+    assert done.code == 0, done.err
+    first, second = map(json.loads, done.out.splitlines())
+    assert first["prompt"] == "the value of" and first["marked"] == ["e", "value", "e"]
+    assert second["prompt"] == "an object" and second["marked"] == ["e"]
+    assert isinstance(first["text"], str)
+
+
+def test_samples_follow_the_seed(work: SimpleNamespace, guide: Callable[..., Any]) -> None:
+    def sample(seed: int) -> str:
+        flags = ["--sample", "--seed", seed, "--store", work.store.root]
+        done = guide("generate", work.plain.reference, "the value", "--max-new-tokens", 12, *flags)
+        assert done.code == 0, done.err
+        return str(done.out)
+
+    assert sample(1) == sample(1)
+    assert len({sample(seed) for seed in range(4)}) > 1
+
+
+def test_a_model_follows_its_own_plan(work: SimpleNamespace) -> None:
+    writer = Writer(work.fixed.path, device="cpu")
+    assert not writer.reads_marks()
+    guided = writer.write(Prompt("the value of the object"), max_new_tokens=4)
+    model, handle = guidance.load(work.fixed.path, AutoModelForCausalLM)
+    ids = writer.tokenizer.encode("the value of the object").ids
+    end = writer.special["sep"]
+    ids = ids[:-1] if ids[-1] == end else ids
+    for _ in range(4):
+        ids_BT = torch.tensor([ids])
+        with torch.no_grad():
+            extra = handle.at_inference(input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT))
+            ids.append(int(model(input_ids=ids_BT, use_cache=False, **extra).logits[0, -1].argmax()))
+    assert writer.tokenizer.decode(ids, skip_special_tokens=True).endswith(guided)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plain", "a value", "--plan", "PLAN"], "nothing is marked"),
+        (["plain", "a value", "--mark", "value"], "no guide looks"),
+        (["plain", "a value", "--strength", 0.5], "--strength is for"),
+        (["plain", "a value", "--top-p", 0.5], "are for --sample"),
+        (["plain", ""], "the prompt is empty"),
+        (["plain", "a value " * 600], "has room for"),
+        (["plain", "a value", "--plan", "preset:ag-causal"], "nothing in it acts"),
+        (["plain", "a value", "--plan", "preset:rolez"], "rolez"),
+        (["plain", "a <<value>>", "--plan", "preset:roles-unparsed"], "feature idf"),
+        (["fixed", "a <<value>>", "--plan", "PLAN"], "plan of its own"),
+        (["masked", "a value"], "does not continue texts"),
+    ],
+)
+def test_wrong_inputs_are_refused(
+    work: SimpleNamespace, guide: Callable[..., Any], arguments: list[Any], words: str
+) -> None:
+    name, *rest = [work.plan if each == "PLAN" else each for each in arguments]
+    done = guide("generate", getattr(work, name).reference, *rest, "--store", work.store.root)
+    assert done.code == 2 and words in done.err, done.err
+    assert done.out == ""
+
+
+def test_a_row_that_is_learned_is_refused_where_nothing_was_learned(work: SimpleNamespace, tmp_path: Path) -> None:
+    plan = Plan.parse('[[guide]]\npattern = "previous"\nmechanism = "mix"\n')
+    with pytest.raises(guidance.PlanError, match="has learned nothing"):
+        Writer(work.plain.path, plan, called="mine")

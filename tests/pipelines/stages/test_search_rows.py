@@ -326,6 +326,14 @@ def test_bad_searches_over_rows_are_refused_in_one_line(
     assert {folder.name for folder in (store.root / "model").glob("*")} == before
 
 
+def test_a_name_that_is_taken_is_refused_before_the_first_run(store: Store, data: Artifact) -> None:
+    store.add_name("examples", data)
+    before = {folder.name for folder in (store.root / "model").glob("*")}
+    with pytest.raises(InputError, match="belongs to artifacts of kind corpus"):
+        search.run(data.reference, fine(store, data, grid=["learning-rate=2e-6,3e-2"]), store=store, name="examples")
+    assert {folder.name for folder in (store.root / "model").glob("*")} == before
+
+
 def test_a_dry_run_checks_a_search_and_trains_nothing(store: Store, text: Artifact, plan: str, guide: Any) -> None:
     before = {folder.name for folder in (store.root / "model").iterdir()}
     common = ("--plan", plan, "--leave-one-out", "--steps", 3, "--layers", 1, "--store", store.root, "--dry-run")

@@ -7,7 +7,7 @@
 #   scale 4 and 8 layers x 128 read the documentation of Python, 64 tokens at a time, at a constant rate of 1e-3.
 # Costs: tiny 4 runs of 600 steps; paper 18 runs, of 2 to 4 days on 4 to 8 GPUs each.
 #
-# For your own language copy this file, and change the two lines that have numbers.
+# For your own language copy this file, and change the two lines that have numbers; they count at tiny scale.
 . "$(dirname "$0")/common.sh"
 SEEDS=${SEEDS:-1}
 case $SCALE in

@@ -106,11 +106,11 @@ keep() {
 # report TABLE: a page of all that was kept, beside the numbers of the paper, which prints none for its figures.
 report() {
   case $1 in
-  *-figure*) set -- --name "$1" --title "$(sed -n 's/^# \(Paper [^:]*\):.*/\1/p' "$0")" ;;
-  *) set -- --name "$1" --paper "$1" ;;
+  *-figure*) set -- --title "$(sed -n 's/^# \(Paper [^:]*\):.*/\1/p' "$0")" ;;
+  *) set -- --paper "$1" ;;
   esac
   # shellcheck disable=SC2086  # references are words
-  run report $runs "$@"
+  run report $runs --name "$(basename "$0" .sh)" "$@"
 }
 
 # pack NAME TEXT VOCABULARY LENGTH [flags of build-corpus]: $corpus, $tokenizer and $packed sequences of a text.

@@ -179,7 +179,7 @@ def test_a_copied_recipe_with_two_changed_lines_goes_on_after_a_stop(guide: Guid
     assert (ran.code, ran.errors) == (0, [])
     assert there == [True] * 4 + [False] * 2
     assert ran.commands[-1][1:3] == ["a3-oromo-1-none-0", "a3-oromo-1-ag-0"]
-    page = (tmp_path / "reports" / "a-table3.html").read_text(encoding="utf-8")
+    page = (tmp_path / "reports" / f"{recipe.stem}.html").read_text(encoding="utf-8")
     assert "RoBERTa-8-AG" in page and "a3-oromo-1-ag-0" in page
 
 

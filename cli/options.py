@@ -269,7 +269,7 @@ def announce_dry(session: Session, result: Result, next_command: Templates | Non
         state += f", about {timedelta(seconds=round(made.seconds))} (h:mm:ss)" if made.seconds else ""
     else:
         state = f"{'would make again' if session.force else 'up to date'}: {made.path}"
-    session.tell(f"dry run: {state}")
+    session.tell(f"dry run: {state}" + (f", named {session.name}" if session.name else ""))
     session.answer(facts, [made.reference])
 
 

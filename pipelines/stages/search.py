@@ -93,8 +93,8 @@ def run(data: str | Sequence[str], config: AnyConfig, *, store: Store, **options
     check_working_folder()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("a run of a search has one process", hint="--jobs, or start a command for each --shard i/n")
-    if options.get("name"):
-        store.check_name_free(options["name"], STAGE.kind)
+    if name := options.get("name"):
+        store.check_name_free(name, STAGE.kind)
     progress, references = options.get("progress"), [data] if isinstance(data, str) else list(data)
     with ExitStack() as opened:
         inputs, row, config = _opened(references, config, store, opened)

@@ -43,6 +43,13 @@ def test_all_heads_of_a_model_fit_a_page_and_only_letters_that_can_be_read_are_d
         assert figure.get_supxlabel().endswith("square-root scale\nof a text")
 
 
+def test_a_row_of_heads_with_other_names_than_the_row_above_names_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, first), (_, second) = maps(2).items()
+    for after, titles in (("b\nnext 50 %", ["a", "b", "a", "b\nnext 50 %"]), ("b", ["a", "b", "", ""])):
+        figure = drawn(monkeypatch, {"before": {"a": first, "b": second}, "after": {"a": first, after: second}})
+        assert [axes.get_title() for axes in figure.axes[:4]] == titles
+
+
 @pytest.mark.parametrize(("kind", "size"), [("svg", rb'width="504pt"'), ("pdf", rb"/MediaBox \[ *0 0 504 ")])
 def test_a_figure_for_print_is_seven_inches_wide_and_the_same_bytes_each_time(kind: str, size: bytes) -> None:
     once, again = (

@@ -335,13 +335,19 @@ def _name_of(kind: str, artifact: Artifact, store: Store) -> str | None:
         recipe = str(inputs[kind].get("recipe", ""))
         return store.name_of(kind, recipe) if recipe and store.folder(kind, recipe).exists() else None
     origin = "sequences" if kind == "model" else "corpus"
-    content = inputs.get(origin, {}).get("content")
+
+    def source_of(manifest: Mapping[str, Any]) -> list[Any]:
+        """The content of what it was made from, and of a model also what it learned."""
+        given = manifest.get("inputs", {}).items()
+        contents = {role: each.get("content") for role, each in given if role.startswith(origin)}
+        learned = (manifest.get("stage"), manifest.get("config", {}).get("objective")) if kind == "model" else ()
+        return [contents, *learned]
 
     def fits(other: Artifact) -> bool:
-        known = other.manifest.get("inputs", {}).get(origin, {}).get("content")
-        return other.id != artifact.id and known == content and not (kind == "model" and is_guided(other.manifest))
+        is_other = other.id != artifact.id and source_of(other.manifest) == source_of(artifact.manifest)
+        return is_other and not (kind == "model" and is_guided(other.manifest))
 
-    return newest(kind, store, fits) if content else None
+    return newest(kind, store, fits) if inputs.get(origin, {}).get("content") else None
 
 
 def newest(kind: str, store: Store, fits: Callable[[Artifact], bool] = lambda artifact: True) -> str | None:

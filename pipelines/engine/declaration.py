@@ -31,7 +31,7 @@ Templates = str | Sequence[str] | Callable[[Artifact, Store], str | Sequence[str
 """Command lines, of which the first whose gaps can be filled is suggested, or a function that gives them.
 
 ``{}`` stands for the artifact itself and ``{kind}`` for its input of that kind, or else for the newest artifact of that
-kind that was made from the same corpus; a model from the same sequences, without a plan.
+kind that was made from the same corpus; a model of the same objective from the same sequences, without a plan.
 """
 
 SEQUENCES_FIRST = ("guide build-sequences {corpus} {tokenizer}", "guide build-tokenizer {corpus}")

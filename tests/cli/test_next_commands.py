@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from cli.options import suggestion
+from pipelines.storage.store import Store
+from pipelines.training.run_inputs import PlanText
+from tests import runs
+
 Guide = Callable[..., Any]
 
 LINES = "".join(f"The number {n} is followed by the number {n + 1} .\n" for n in range(300))
@@ -53,6 +58,30 @@ def test_suggestions_lead_from_a_text_to_a_comparison(guide: Guide, text: Path) 
     again = guide(*after(masks), *SHORT, "--seed", "1", "--name", "again")
     assert after(again) == ["compare", "plain@1", "again@1"]
     assert guide(*after(guided)).code == 0
+
+
+def test_only_a_plain_run_of_the_same_objective_and_data_is_there_to_compare_with(tmp_path: Path) -> None:
+    store, plain = Store(tmp_path), PlanText("").content
+    others = [{"config": {"objective": "electra"}}, {"sequences": "other"}, {"sequences": ["same", "more"]}]
+    guided = runs.finished(store, None, plan="guided")
+    for other in others:
+        runs.finished(store, None, plan=plain, **other)
+    lines = ("guide compare {model} {}", "guide show {}")
+    assert suggestion(lines, guided, "mine", store) == "guide show mine"
+    fits = runs.finished(store, None, plan=plain)
+    for other in others:
+        runs.finished(store, None, plan=plain, **other)
+    assert suggestion(lines, guided, "mine", store) == f"guide compare {fits.reference} mine"
+
+
+def test_sequences_of_another_corpus_are_not_suggested(guide: Guide, text: Path) -> None:
+    (text.parent / "other.txt").write_text(LINES.replace("number", "figure"))
+    lines = ["--documents", "line", "--sentences", "line"]
+    for path, name in ((text, "one"), (text.parent / "other.txt", "two")):
+        guide("build-corpus", path, *lines, "--name", name)
+    guide("build-tokenizer", "one", "--vocab-size", "300", "--name", "bpe")
+    guide("build-sequences", "two", "bpe", "--max-length", "32", "--name", "of-two")
+    assert after(guide("build-idf", "one", "--unit", "sentence")) == ["build-sequences", "one@1", "bpe@1"]
 
 
 def test_without_sequences_the_next_step_is_to_make_some(guide: Guide, text: Path) -> None:

@@ -132,6 +132,8 @@ def _shown(artifact: Artifact, names: Sequence[str], findings: Sequence[Table]) 
     head = {"artifact": artifact.reference, "names": ", ".join(names) or "-", "path": artifact.path}
     keys = ("stage", "stage_version", "created", "seconds", "guide", "git", "seed", "content")
     head |= {key: manifest[key] for key in keys if manifest.get(key) is not None}
+    if artifact.kind == "search":  # its runs took the time, and each has its own
+        head.pop("seconds", None)
     yield from (f"{key:<10} {value}" for key, value in head.items())
     for found in findings:
         yield from (*table(found.titles, found.rows), *found.notes)

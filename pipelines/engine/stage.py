@@ -287,7 +287,7 @@ def _build(
         for given in inputs.values():
             if isinstance(given, Files):
                 given.check_unchanged()
-        manifest["seconds"] = round(time.monotonic() - started, 3)
+        manifest["seconds"] = round(out.seconds_before + time.monotonic() - started, 3)
     return Artifact(store.folder(stage.kind, recipe))
 
 

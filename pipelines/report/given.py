@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -108,6 +109,17 @@ def _add(manifest: dict[str, Any], store: Store, found: dict[str, dict[str, Any]
         with contextlib.suppress(InputError), store.open(store.folder(source["kind"], source["recipe"])) as parent:
             _add(parent.manifest, store, found)
     found[recipe] = manifest
+
+
+def seconds_of(manifest: Mapping[str, Any], store: Store) -> dict[str, float]:
+    """Seconds by recipe: of an artifact, and of the runs that a search made itself; nan for a run that is gone."""
+    found = {str(manifest["recipe"]): float(manifest.get("seconds") or 0)}
+    for role, source in manifest.get("inputs", {}).items():
+        if is_made_by_search(manifest, role) and "recipe" in source:
+            found[source["recipe"]] = math.nan
+            with contextlib.suppress(InputError), store.open(store.folder(source["kind"], source["recipe"])) as made:
+                found[source["recipe"]] = float(made.manifest.get("seconds") or 0)
+    return found
 
 
 def is_made_by_search(manifest: Mapping[str, Any], role: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import Any
 
 from pipelines.drawing import figure_of, letters_of_all_scripts, printed
 from pipelines.report.blocks import Block, Grid, Picture, Prose, Section
-from pipelines.report.given import Runs, is_made_by_search
+from pipelines.report.given import Runs, is_made_by_search, seconds_of
 from pipelines.storage.manifest import digest
 from pipelines.views.comparison import common_labels
 from pipelines.views.comparison_tables import Table
@@ -216,10 +217,11 @@ def cost(runs: Runs) -> Section:
     """Seconds, device and size of every run, and the seconds of all that they were made from."""
     cells = []
     for each in runs.given:
-        manifest, counts = each.artifact.manifest, each.artifact.counts
+        counts, spent = each.artifact.counts, sum(seconds[each.artifact.recipe].values())
         memory = next((counts[name] for name in counts if "memory" in name and type(counts[name]) is int), None)
+    seconds = {recipe: seconds_of(manifest, runs.store) for recipe, manifest in runs.manifests.items()}
         facts = [
-            f"{manifest.get('seconds', 0):,.1f}",
+            "–" if math.isnan(spent) else f"{spent:,.1f}",
             *(f"{counts[name]:,}" if type(counts.get(name)) is int else "–" for name in ("steps", "parameters")),
             *(str(counts.get(name, "–")) for name in ("device", "precision", "processes")),
             f"{memory / 2**20:,.0f}" if memory is not None else "not recorded",
@@ -227,12 +229,13 @@ def cost(runs: Runs) -> Section:
         ]
         cells.append([each.label, *facts])
     titles = ["run", "seconds", "steps", "parameters", "device", "precision", "processes", "memory, MiB", "on disk, MB"]
-    own = {each.artifact.recipe for each in runs.given}
-    others = [manifest for recipe, manifest in runs.manifests.items() if recipe not in own]
-    total, before = (sum(float(each.get("seconds") or 0) for each in of) for of in (runs.manifests.values(), others))
+    by_recipe = {recipe: spent for each in seconds.values() for recipe, spent in each.items() if not math.isnan(spent)}
+    own = {recipe for each in runs.given for recipe in seconds[each.artifact.recipe]}
+    before = sum(spent for recipe, spent in by_recipe.items() if recipe not in own)
     said = (
-        f"All of it took {total:,.1f} seconds, {before:,.1f} of them to make what these runs read. Seconds are those of the machine that "
-        "made them, whatever else it did."
+        f"All of it took {sum(by_recipe.values()):,.1f} seconds, {before:,.1f} of them to make what these runs read. Seconds are those of "
+        "the machine that made them, whatever else it did. Those of a search include the runs that it made. Of a training that was "
+        "interrupted, all steps count, but validations and saving only since it went on for the last time."
     )
     versions = {
         name: version for each in runs.given for name, version in each.artifact.manifest.get("packages", {}).items()

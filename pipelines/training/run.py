@@ -136,6 +136,7 @@ def build(
     from pipelines.training import model_card, model_folder
     from pipelines.training.cluster import Cluster
     from pipelines.training.loop import train
+    from pipelines.training.metrics_log import MetricsLog
     from pipelines.training.preparation import Prepared
     from pipelines.training.report import is_above
 
@@ -156,6 +157,7 @@ def build(
     run.warn(*prepared.warnings(run.config, run.inputs))
     if announcement:
         announcement.send(go=True, cluster=cluster)
+    run.out.seconds_before = MetricsLog(run.partial).seconds()
     outcome = train(prepared, cluster, run.partial, run.progress)
     floor = prepared.learner.floor
     if floor is not None and is_above(outcome.last, floor):

@@ -111,6 +111,24 @@ def test_a_tracker_that_is_not_installed_is_named(store: Store) -> None:
     assert caught.value.hint == "pip install wandb"
 
 
+def test_a_run_that_was_interrupted_took_the_seconds_of_all_its_steps(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = training._Loop._train_step
+
+    def slow(loop: training._Loop) -> dict[str, float]:
+        return {**step(loop), "seconds": 1000.0}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training._Loop, "_train_step", slow)
+        with pytest.raises(training.Interrupted):
+            trainings.train(store, max_time=1e-9, seed=8)
+    made = trainings.train(store, seed=8).artifact.manifest
+    assert 1000 < made["seconds"] < 1100
+    again = trainings.train(store, seed=8, force=True).artifact.manifest
+    assert again["seconds"] < 100
+
+
 def test_tensorboard_follows_a_run_through_a_restart(store: Store) -> None:
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for limit in (1e-9, None):

@@ -12,7 +12,7 @@ from pipelines.metrics.significance import holm, paired_t
 from pipelines.probing.heads import COLUMNS, heads_map, heads_of
 from pipelines.report.blocks import Block, Grid, Picture, Prose, Section, file_name, notes_of
 from pipelines.report.given import Given, Runs, grouped, without_seed
-from pipelines.views.comparison_tables import Table
+from pipelines.views.comparison_tables import Table, rounded
 from pipelines.views.evaluations import Tested, compare_evaluations
 from pipelines.views.figures import Summary
 from pipelines.views.findings import findings_of
@@ -86,7 +86,7 @@ def metric_table(scored: Sequence[Scored], caption: str) -> Table:
 def _mean(summary: Summary) -> str:
     if summary.mean is None:
         return "–"
-    return f"{summary.mean:.4f}" + ("" if summary.sd is None else f" ± {summary.sd:.4f}")
+    return rounded(summary.mean, ".4f") + ("" if summary.sd is None else f" ± {summary.sd:.4f}")
 
 
 def tests_over_seeds(scored: Sequence[Scored]) -> list[Tested]:
@@ -185,7 +185,8 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
             except GuideError as error:
                 notes.append(error.message)
         if any(each.metrics for each in scored):
-            caption = "what was tested; means ± sample standard deviation over n seeds and folds"
+            several = any(len(each.seeds) > 1 for each in scored)
+            caption = "what was tested" + "; means ± sample standard deviation over n seeds and folds" * several
             blocks.append(Grid(f"{name}-metrics", metric_table(scored, caption)))
         blocks += notes_of(notes)
         yield part, Section(name, f"Search: {part[0].artifact.counts.get('task')}", blocks), tests, scored

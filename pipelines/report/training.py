@@ -123,9 +123,10 @@ def _curves(name: str, compared: Comparison) -> Picture:
         for row in compared.rows
         if row.summary["final"].mean
     )
+    several = any(len(row.group.curves) > 1 for row in compared.rows)
     caption = (
-        f"Training loss ({compared.loss}, nats, guides left out) over {compared.steps:,} steps{', smoothed' * (compared.window > 1)}, means "
-        f"over seeds with their standard deviation; markers: validation loss{floors}."
+        f"Training loss ({compared.loss}, nats, guides left out) over {compared.steps:,} steps{', smoothed' * (compared.window > 1)}"
+        f"{', means over seeds with their standard deviation' * several}; markers: validation loss{floors}."
     )
     says = f"Learning curves: {rows}."
     return Picture(name, caption, says, run_curves(compared, form="svg"), run_curves(compared, form="pdf"))

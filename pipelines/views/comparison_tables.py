@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def tables(comparison: Comparison) -> list[Table]:
     loss.cells.extend([f"floor: {FLOORS[name]}", *blank, f"{nats:.3f}"] for name, nats in comparison.floors.items())
     reached = _table(
         "steps",
-        f"first step with a training loss of no more nats, mean of {window} steps",
+        f"first step with a training loss of no more nats{f', mean of {window} steps' if window > 1 else ''}",
         rows,
         *count,
         *((f"{loss:g}", _reached(steps_to(loss), never)) for loss in comparison.at),
@@ -199,6 +200,12 @@ def _difference(name: str, title: str) -> list[Column]:
 
 def p_value(p: float | None) -> str:
     """A p-value as tables show it."""
+def rounded(value: float, form: str) -> str:
+    """A number as tables show it: what is rounded to zero has no sign."""
+    text = f"{value:{form}}"
+    return text if re.search("[1-9a-z]", text) else text.lstrip("+-")
+
+
     return MISSING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -219,7 +226,7 @@ def _reached(name: str, never: str) -> Cell:
 def _with_spread(summary: Summary, form: str) -> str:
     if summary.mean is None:
         return MISSING
-    return f"{summary.mean:{form}}" + ("" if summary.sd is None else f" ± {summary.sd:{form.removeprefix('+')}}")
+    return rounded(summary.mean, form) + ("" if summary.sd is None else f" ± {summary.sd:{form.removeprefix('+')}}")
 
 
 def as_text(comparison: Comparison) -> list[str]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.views.comparison_tables import Table
+from pipelines.views.comparison_tables import Table, rounded
 from pipelines.views.evaluations import Tested
 from pipelines.views.searches import Reached
 
@@ -23,8 +23,15 @@ def tested_tables(tests: Sequence[Tested], label: Mapping[str, str]) -> list[Tab
         rows = []
         for tested in of_pair:
             difference = tested.difference
-            values = [f"{tested.first:.4f}", f"{tested.second:.4f}", f"{difference.effect:+.4f}"]
-            interval = "" if math.isnan(difference.low) else f"{difference.low:+.4f} to {difference.high:+.4f}"
+            values = [
+                *(rounded(mean, ".4f") for mean in (tested.first, tested.second)),
+                rounded(difference.effect, "+.4f"),
+            ]
+            interval = (
+                ""
+                if math.isnan(difference.low)
+                else " to ".join(rounded(end, "+.4f") for end in (difference.low, difference.high))
+            )
             test = f"{difference.test}, {difference.n:,} {tested.unit}"
             rows.append([tested.metric, *values, interval, f"{difference.p:.4f}", f"{tested.corrected:.4f}", test])
         sides = (label[baseline], label[other])

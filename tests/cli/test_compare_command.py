@@ -39,7 +39,7 @@ def test_the_table_is_on_stdout_and_notes_are_on_stderr(guide: Guide, named: Sto
     lines = [line.split() for line in answer.out.splitlines()]
     assert ["guided", "3.250", "6.000", "3.000", "2.000", "2.000", "3.000"] in lines
     assert ["guided", "2", "3", "4"] in lines
-    assert ["guided", "-1.250", "–", "-1.000", "–", "-1.000", "–", "+0.000", "–"] in lines
+    assert ["guided", "-1.250", "–", "-1.000", "–", "-1.000", "–", "0.000", "–"] in lines
     assert ["guided", "0.75", "0.75", "8"] in lines
     assert answer.err == "note: guided differs from the baseline in plan\n"
     assert guide("compare", "plain", "guided", "-q").err == ""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.views.comparison_tables import Table, markdown_table
+from pipelines.views.comparison_tables import Table, markdown_table, numeric_columns
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,14 @@ class Prose:
 
     text: str
     note: bool = False
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of sentences below a first one."""
+
+    text: str
+    items: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ def notes_of(texts: Iterable[str]) -> list[Prose]:
     return [Prose(f"Note: {text}.", note=True) for text in texts]
 
 
-Block = Prose | Grid | Picture | Listing
+Block = Prose | Items | Grid | Picture | Listing
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ def as_latex(table: Table, name: str) -> str:
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
         rf"\caption{{{caption}}}\label{{tab:{name}}}",
-        r"\begin{tabular}{l" + "r" * (len(table.titles) - 1) + "}",
+        r"\begin{tabular}{" + "".join("r" if numeric else "l" for numeric in numeric_columns(table)) + "}",
         r"\toprule",
         row(table.titles),
         r"\midrule",
@@ -155,6 +163,8 @@ def as_markdown(report: Report, folder: str) -> str:
             lines.append("")
             if isinstance(block, Prose):
                 lines.append(f"> {_plain(block.text)}" if block.note else _plain(block.text))
+            elif isinstance(block, Items):
+                lines += [_plain(block.text), "", *(f"- {_plain(item)}" for item in block.items)]
             elif isinstance(block, Grid):
                 lines += [f"*{_plain(block.table.caption)}*", "", *markdown_table(block.table)]
             elif isinstance(block, Picture):
@@ -169,8 +179,8 @@ def as_markdown(report: Report, folder: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text on one line, whose signs Markdown leaves as they are."""
-    return re.sub(r"([\\`*_<>\[\]|&])", r"\\\1", " ".join(text.split()))
+    """A text on one line, whose signs Markdown leaves as they are; an ampersand means something only before a name or a number."""
+    return re.sub(r"([\\`*_<>\[\]|]|&(?=#?\w+;))", r"\\\1", " ".join(text.split()))
 
 
 def data_uri(svg: bytes) -> str:

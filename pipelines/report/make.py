@@ -82,7 +82,7 @@ def make(
 
 def _title(runs: Runs, table: papers.PaperTable | None) -> str:
     if table is not None:
-        return f"{table.source}: {table.shows}"
+        return f"Our runs beside {table.source}"
     labels = [each.label for each in runs.given]
     return ", ".join(labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from guidance.errors import counted
 from pipelines.drawing import figure_of, letters_of_all_scripts, printed
 from pipelines.report.blocks import Block, Grid, Picture, Prose, Section
 from pipelines.report.given import Runs, is_made_by_search, seconds_of
@@ -79,6 +80,9 @@ def _files(source: Mapping[str, Any], nodes: dict[str, Node]) -> str:
     return key
 
 
+_COUNTED = ("step", "parameter", "document", "sentence", "token")
+
+
 def _lines(made: Sequence[Mapping[str, Any]]) -> list[str]:
     seeds = [str(manifest["config"]["seed"]) for manifest in made if manifest["config"].get("seed") is not None]
     several = f", seeds {', '.join(seeds)}" if seeds else f", {len(made)} of them"
@@ -86,10 +90,9 @@ def _lines(made: Sequence[Mapping[str, Any]]) -> list[str]:
     config, counts = made[0].get("config", {}), made[0].get("counts", {})
     if plan := config.get("plan"):
         lines.append(f"plan {', '.join(plan) if isinstance(plan, list) else plan}")
-    facts = {
-        name: counts.get(name) for name in ("steps", "parameters", "documents", "sentences", "tokens", "vocabulary")
-    }
-    known = [f"{value:,} {name}" for name, value in facts.items() if type(value) is int]
+    known = [counted(counts[name + "s"], name) for name in _COUNTED if type(counts.get(name + "s")) is int]
+    if type(counts.get("vocabulary")) is int:
+        known.append(f"vocabulary {counts['vocabulary']:,}")
     return [*lines, *known[:2]]
 
 
@@ -216,10 +219,10 @@ def lineage(runs: Runs) -> Section:
 def cost(runs: Runs) -> Section:
     """Seconds, device and size of every run, and the seconds of all that they were made from."""
     cells = []
+    seconds = {recipe: seconds_of(manifest, runs.store) for recipe, manifest in runs.manifests.items()}
     for each in runs.given:
         counts, spent = each.artifact.counts, sum(seconds[each.artifact.recipe].values())
         memory = next((counts[name] for name in counts if "memory" in name and type(counts[name]) is int), None)
-    seconds = {recipe: seconds_of(manifest, runs.store) for recipe, manifest in runs.manifests.items()}
         facts = [
             "–" if math.isnan(spent) else f"{spent:,.1f}",
             *(f"{counts[name]:,}" if type(counts.get(name)) is int else "–" for name in ("steps", "parameters")),

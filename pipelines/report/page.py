@@ -8,8 +8,8 @@ from __future__ import annotations
 import html
 from collections.abc import Collection, Sequence
 
-from pipelines.report.blocks import Block, Grid, Picture, Prose, Report, Section, data_uri
-from pipelines.views.comparison_tables import Table
+from pipelines.report.blocks import Block, Grid, Items, Picture, Prose, Report, Section, data_uri
+from pipelines.views.comparison_tables import Table, numeric_columns
 
 STYLE = """\
 :root { color-scheme: light dark; --ink: #1a1a1a; --soft: #595959; --line: #d0d0d0; --paper: #ffffff; --tint: #f3f5f8; --link: #2d55a8 }
@@ -19,7 +19,7 @@ STYLE = """\
 * { box-sizing: border-box }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, "Segoe UI", "Noto Sans", sans-serif }
 .page { max-width: 72rem; margin: 0 auto; padding: 2rem 1.5rem 4rem }
-header p, main > section > p, .note { max-width: 46rem }
+header p, main > section > p, main > section > ul, .note { max-width: 46rem }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem; overflow-wrap: anywhere }
 h2 { font-size: 1.35rem; margin: 2.5rem 0 .5rem; padding-top: .5rem; border-top: 1px solid var(--line) }
 a { color: var(--link) }
@@ -28,7 +28,7 @@ nav ul { list-style: none; padding: 0; margin: 1rem 0; display: flex; flex-wrap:
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .7rem; text-align: right; white-space: nowrap }
-th:first-child, td:first-child { text-align: left; padding-left: 0 }
+th:first-child, td:first-child { padding-left: 0 }
 td.words, th.words { text-align: left }
 td.long { white-space: normal; min-width: 14rem }
 thead th { border-bottom: 2px solid var(--ink); font-weight: 600; vertical-align: bottom; white-space: normal; max-width: 11rem }
@@ -108,6 +108,9 @@ def _block(block: Block) -> str:
     if isinstance(block, Prose):
         kind = ' class="note"' if block.note else ""
         return f"<p{kind}>{text(block.text)}</p>\n"
+    if isinstance(block, Items):
+        items = "".join(f"<li>{text(item)}</li>\n" for item in block.items)
+        return f"<p>{text(block.text)}</p>\n<ul>\n{items}</ul>\n"
     if isinstance(block, Grid):
         return _table(block.table, block.marked)
     if isinstance(block, Picture):
@@ -121,12 +124,12 @@ LONG = 40
 
 
 def _table(table: Table, marked: Collection[int]) -> str:
-    words = [_is_of_words([row[column] for row in table.cells]) for column in range(len(table.titles))]
+    numeric = numeric_columns(table)
 
     def row(tag: str, cells: Sequence[str], kind: str = "") -> str:
         made = []
-        for number, (cell, of_words) in enumerate(zip(cells, words, strict=True)):
-            kinds = ["words"] * (of_words and number > 0) + ["long"] * (tag == "td" and len(cell) > LONG)
+        for cell, of_numbers in zip(cells, numeric, strict=True):
+            kinds = ["words"] * (not of_numbers) + ["long"] * (tag == "td" and len(cell) > LONG)
             named = f' class="{" ".join(kinds)}"' if kinds else ""
             heading = ' scope="col"' if tag == "th" else ""
             made.append(f"<{tag}{heading}{named}>{text(cell)}</{tag}>")
@@ -139,8 +142,3 @@ def _table(table: Table, marked: Collection[int]) -> str:
     caption = f"<figcaption>{text(table.caption)}</figcaption>\n" if table.caption else ""
     whole = f"<table>\n<thead>\n{head}</thead>\n<tbody>\n{body}</tbody>\n</table>"
     return f'<figure>\n{caption}<div class="wide">{whole}</div>\n</figure>\n'
-
-
-def _is_of_words(cells: Sequence[str]) -> bool:
-    """Whether a column holds words rather than numbers."""
-    return any(sum(letter.isalpha() for letter in cell) > len(cell) / 2 for cell in cells)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelines.papers import Number, PaperTable
-from pipelines.report.blocks import Block, Grid, Prose, Section
+from pipelines.report.blocks import Block, Grid, Items, Prose, Section
 from pipelines.report.results import Scored
 from pipelines.views.comparison import Comparison
-from pipelines.views.comparison_tables import Table, p_value
+from pipelines.views.comparison_tables import Table, p_value, rounded
 from pipelines.views.evaluations import Tested
 from pipelines.views.figures import Summary
 
@@ -120,7 +120,8 @@ def section(table: PaperTable, ours: Sequence[Ours]) -> Section:
             )
         )
     if table.pairs and shown:
-        caption = f"what the method of {table.source} changes: there, and here over pairs of seeds, with p-values"
+        tested = any(p is not None for each in shown for _, p in each.gains.values())
+        caption = f"what the method of {table.source} changes: there, and here" + ", with p-values" * tested
         titles = ["", "from", "to", "data", *(name for name, ours_too in measured.items() if ours_too)]
         rows = _gains(table, shown, {name: each for name, each in measured.items() if each})
         if rows:
@@ -132,7 +133,7 @@ def section(table: PaperTable, ours: Sequence[Ours]) -> Section:
             notes.setdefault(number.note, []).append(f"{number.row}, {number.column}")
     said = [f"{note} ({'; '.join(dict.fromkeys(where))})" for note, where in notes.items()]
     if said:
-        blocks.append(Prose(f"About the paper's numbers. {'. '.join(each[:1].upper() + each[1:] for each in said)}."))
+        blocks.append(Items("About the paper's numbers:", [f"{each[:1].upper()}{each[1:]}." for each in said]))
     return Section("paper", "The paper beside ours", blocks)
 
 
@@ -171,7 +172,7 @@ def _mean(each: Ours, name: str | None, scale: float) -> str:
         return ""
     digits = _digits(scale)
     spread = "" if summary.sd is None else f" ± {scale * summary.sd:.{digits}f}"
-    return f"{scale * summary.mean:.{digits}f}{spread}"
+    return rounded(scale * summary.mean, f".{digits}f") + spread
 
 
 def _gains(table: PaperTable, ours: Sequence[Ours], measured: Mapping[str, str]) -> list[list[str]]:
@@ -194,7 +195,7 @@ def _minus(second: Number | None, first: Number | None) -> str:
     if first is None or second is None:
         return ""
     places = max(len(number.value.partition(".")[2]) for number in (first, second))
-    return f"{(second.number or 0) - (first.number or 0):+.{places}f}"
+    return rounded((second.number or 0) - (first.number or 0), f"+.{places}f")
 
 
 def _gain(each: Ours, name: str, scale: float) -> str:
@@ -203,4 +204,4 @@ def _gain(each: Ours, name: str, scale: float) -> str:
         return ""
     digits = _digits(scale)
     spread = "" if summary.sd is None else f" ± {scale * summary.sd:.{digits}f}"
-    return f"{scale * summary.mean:+.{digits}f}{spread}" + ("" if p is None else f" (p {p_value(p)})")
+    return rounded(scale * summary.mean, f"+.{digits}f") + spread + ("" if p is None else f" (p {p_value(p)})")

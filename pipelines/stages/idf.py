@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine import executor
 from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Stage
 from pipelines.engine.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, shards_of
@@ -101,7 +101,7 @@ def build(run: Run[Config]) -> None:
         "of": "tokens" if "tokenizer" in run.inputs else "words",
     }
     if config.unit == "document" and units < FEW:
-        run.warn(f"only {units} documents, so idf has few different values; consider --unit sentence")
+        run.warn(f"only {counted(units, 'document')}, so idf has few different values; consider --unit sentence")
     if not tokens:
         run.warn("nothing was counted: the training text has no words, or --min-df is too large")
 

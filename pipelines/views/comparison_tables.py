@@ -19,6 +19,8 @@ WIDTH = 120
 MISSING = "–"
 """Shown for a figure that is not defined."""
 
+_NO_FIGURE = ("", MISSING, "never", "not recorded", "nan")
+
 FLOORS = {
     "unigram": "word frequencies",
     "previous": "the previous token",
@@ -198,14 +200,14 @@ def _difference(name: str, title: str) -> list[Column]:
     return [(title, lambda row: _with_spread(row.difference[name], "+.3f")), ("p", lambda row: p_value(row.p[name]))]
 
 
-def p_value(p: float | None) -> str:
-    """A p-value as tables show it."""
 def rounded(value: float, form: str) -> str:
     """A number as tables show it: what is rounded to zero has no sign."""
     text = f"{value:{form}}"
     return text if re.search("[1-9a-z]", text) else text.lstrip("+-")
 
 
+def p_value(p: float | None) -> str:
+    """A p-value as tables show it."""
     return MISSING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -258,6 +260,23 @@ def as_markdown(comparison: Comparison) -> list[str]:
 
 def markdown_table(table: Table) -> list[str]:
     """The lines of a table in Markdown, without its caption."""
-    marks = ["---", *["---:"] * (len(table.titles) - 1)]
+    marks = ["---:" if numeric else "---" for numeric in numeric_columns(table)]
     rows = [table.titles, marks, *table.cells]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+_NUMBER = re.compile(r"[-+<>]?\d[\d.,]*(e[-+]?\d+)?(\s|$)")
+
+
+def numeric_columns(table: Table) -> list[bool]:
+    """Whether each column holds numbers, which are aligned right; the first one names the rows.
+
+    A column of text has fewer cells that begin with a number than others, those without a figure aside.
+    """
+
+    def is_numeric(cells: Sequence[str]) -> bool:
+        known = [bool(_NUMBER.match(cell)) for cell in cells if cell not in _NO_FIGURE]
+        return 2 * sum(known) >= len(known)
+
+    columns = [is_numeric([row[number] for row in table.cells]) for number in range(1, len(table.titles))]
+    return [False, *columns]

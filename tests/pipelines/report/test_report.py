@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import csv
+import html
 import io
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +20,9 @@ import pytest
 
 from guidance.errors import InputError
 from pipelines.metrics.significance import holm, paired_t
-from pipelines.report import make, results, training
-from pipelines.report.blocks import Grid, Picture, Report, as_latex, as_markdown
+from pipelines.report import make, origin, results, training
+from pipelines.report.blocks import Grid, Items, Picture, Report, Section, as_latex, as_markdown
+from pipelines.report.given import open_all
 from pipelines.report.page import as_html
 from pipelines.stages import evaluate, probe_importance
 from pipelines.stages.search import run_schema
@@ -27,7 +30,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.views import comparison, comparison_tables
-from pipelines.views.comparison_tables import Table
+from pipelines.views.comparison_tables import Table, markdown_table
 from tests import finetunings, runs, trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -157,7 +160,7 @@ def test_a_folder_with_signs_of_html_in_its_name_stays_a_name(store: Store, name
     Page(page)
     assert "<b>&" not in page
     assert "&lt;b&gt;&amp;" in page
-    assert "\\<b\\>\\&" in as_markdown(made, "x")
+    assert "\\<b\\>&" in as_markdown(made, "x")
 
 
 def test_the_same_runs_give_the_same_bytes(store: Store, names: list[str], report: Report, tmp_path: Path) -> None:
@@ -174,6 +177,76 @@ def test_the_same_runs_give_the_same_bytes(store: Store, names: list[str], repor
     }
     for file in files:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+
+
+def test_columns_of_text_are_aligned_left_and_numbers_right(report: Report) -> None:
+    columns = ["run", "data", "plan", "loss", "steps"]
+    table = Table("", columns, [["a", "wiki-2-128", "–", "3.1 ± 0.2", ">1,000"], ["b", "20news", "x", "DNC", "never"]])
+    table.cells.append(["c", "9-9-9-9", "own.toml", "-1e-05 (p <0.001)", "12"])
+    assert markdown_table(table)[1] == "| --- | --- | --- | ---: | ---: |"
+    assert r"\begin{tabular}{lllrr}" in as_latex(table, "t")
+    page = as_html(Report("t", "l", [Section("s", "s", [Grid("g", table)])]))
+    assert '<td class="words">20news</td><td class="words">x</td><td>DNC</td>' in page
+
+
+def test_markdown_escapes_an_ampersand_only_where_it_would_be_an_entity(report: Report) -> None:
+    assert "# A & B\\&amp;\\&#60;" in as_markdown(Report("A & B&amp;&#60;", "", []), "x")
+
+
+def test_of_one_seed_no_means_and_p_values_are_spoken_of(store: Store, names: list[str], report: Report) -> None:
+    plain, guided = names[0], names[2]
+    alone = as_markdown(make.make([plain, guided], store, paper="a-table3")[0], "x")
+    several = as_markdown(report, "x")
+    for words in ("p-values", "means over seeds"):
+        assert words in several.partition("## Methods")[0]
+        assert words not in alone.partition("## Methods")[0]
+
+
+def test_our_runs_beside_a_table_are_called_so_and_notes_on_its_numbers_are_a_list(
+    store: Store, names: list[str]
+) -> None:
+    made = make.make(names, store, paper="a-table3")[0]
+    assert made.title == "Our runs beside Deshpande & Narasimhan 2020, table 3"
+    (notes,) = [block for section in made.sections for block in section.blocks if isinstance(block, Items)]
+    assert len(notes.items) > 1
+    assert f"<li>{html.escape(notes.items[1])}</li>" in as_html(made)
+    assert f"\n\n- {notes.items[0]}\n- " in as_markdown(made, "x")
+
+
+def test_a_box_of_the_lineage_counts_one_document_in_the_singular(store: Store) -> None:
+    one = runs.finished(store, None, counts={"documents": 1, "tokens": 2000})
+    with ExitStack() as stack:
+        nodes = origin.nodes_of(open_all([one.reference], store, stack))
+    (node,) = [node for node in nodes.values() if node.parents]
+    assert node.lines[-2:] == ["1 document", "2,000 tokens"]
+
+
+def test_a_search_costs_the_seconds_of_its_runs_each_once(store: Store, guide: Guide) -> None:
+    made = [timed(store, seconds) for seconds in (1.5, 2.5)]
+    sources = [{"kind": "model", "recipe": each.recipe, "content": each.content} for each in made]
+    searches = [
+        searched(
+            store,
+            {"a=1": [0.5, number / 10]},
+            every=True,
+            seconds=0.25,
+            inputs={f"model-{n}": source for n, source in enumerate(sources[:number])},
+        )
+        for number in (1, 2)
+    ]
+    report = make.make([each.reference for each in searches], store)[0]
+    assert [row[1] for row in grid(report, "cost").cells] == ["1.8", "4.2"]
+    assert "All of it took 4.5 seconds, 0.0 of them" in as_markdown(report, "x")
+    shown = guide("show", searches[0].path, "--store", store.root)
+    assert shown.code == 0 and "stage      search" in shown.out and "0.25" not in shown.out
+
+
+def timed(store: Store, seconds: float) -> Artifact:
+    """A model that took some seconds."""
+    recipe = digest(["timed", seconds])
+    with store.build("model", recipe, {"stage": "finetune", "config": {}, "inputs": {}, "seconds": seconds}) as out:
+        out.write("config.json", b"{}")
+    return Artifact(store.folder("model", recipe))
 
 
 def test_tables_are_csv_and_latex_beside_the_page(report: Report) -> None:
@@ -211,7 +284,7 @@ def test_models_that_cannot_be_compared_are_reported_apart(store: Store, names: 
     assert any("has no learning curve" in note for note in made.facts["notes"])
 
 
-def searched(store: Store, tested: dict[str, list[float]], *, every: bool) -> Artifact:
+def searched(store: Store, tested: dict[str, list[float]], *, every: bool, **about: Any) -> Artifact:
     """A search over these settings, each with the test metric of its seeds; the first is chosen, and tested alone unless ``every``."""
     best = next(iter(tested))
     rows = [
@@ -232,7 +305,7 @@ def searched(store: Store, tested: dict[str, list[float]], *, every: bool) -> Ar
     ]
     inputs = {"dataset": {"kind": "corpus", "recipe": "0" * 64, "content": "0" * 64}}
     config = {"grid": ["a=1,2"], "test_every": every}
-    manifest = {"stage": "search", "stage_version": 1, "config": config, "inputs": inputs}
+    manifest = {"stage": "search", "stage_version": 1, "config": config, "inputs": inputs, **about}
     settings = {setting: {"mean": 1.0, "sd": 0.0, "chosen": 3 * (setting == best)} for setting in tested}
     with store.build("search", digest([tested, every]), manifest) as out:
         schema = run_schema(["accuracy"])

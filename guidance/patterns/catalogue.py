@@ -127,6 +127,26 @@ def matching_token(
     return Rule(equal, valid_BT)
 
 
+def induction(tokens: Tokens, *, earlier: bool = False) -> Predicate:
+    """Each token looks at what followed other places of the same token.
+
+    Tokens are compared by the ids that the model sees.  A token without another place that is followed by a token looks nowhere.
+
+    Args:
+        earlier: only what followed places before the query; a decoder's queries see no others anyway.
+    """
+    ids_BT, valid_BT = tokens.ids_BT, tokens.valid_BT
+    follows_BT = torch.zeros_like(valid_BT)
+    follows_BT[:, 1:] = valid_BT[:, :-1] & valid_BT[:, 1:]
+
+    def followed(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        before = (k - 1).clamp(min=0)
+        elsewhere = before < q if earlier else before != q
+        return (ids_BT[b, q] == ids_BT[b, before]) & follows_BT[b, k] & elsewhere
+
+    return Rule(followed, valid_BT)
+
+
 def marked(tokens: Tokens) -> Predicate:
     """Every token looks at the tokens that the caller marks."""
     return Columns(tokens.column("marked"), tokens.valid_BT)
@@ -270,6 +290,7 @@ for _row in (
     Pattern("period", period, _A, needs=("character",), same_keys=True),
     Pattern("separator", separator, f"{_B}, Seprat", needs=("delimiter", "character"), same_keys=True),
     Pattern("matching_token", matching_token, f"{_E}, equation 4", looks_ahead=True, option_facts=_unique_match),
+    Pattern("induction", induction, "Olsson et al. 2022"),
     Pattern("marked", marked, "soft masks at inference", needs=("marked",), same_keys=True),
     Pattern("same_segment", linguistic.same_segment, f"{_E}, equation 5", needs=("segment",)),
     Pattern("rare", linguistic.rare, f"{_B}, RareW", needs=("word", "idf"), same_keys=True, looks_ahead=True),

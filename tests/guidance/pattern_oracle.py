@@ -132,6 +132,11 @@ def _named(name: str, options: Mapping[str, Any], example: Example, query: int) 
         if len(same) == 1:
             return {"all": set(positions), "self": {query}, "none": set()}[options.get("unique", "all")]
         return same if options.get("include_self", True) else same - {query}
+    if name == "induction":
+        places = [p for p in positions if example.ids[p] == example.ids[query] and p != query]
+        if options.get("earlier"):
+            places = [p for p in places if p < query]
+        return {p + 1 for p in places} & set(positions)
     if name == "same_segment":
         if options.get("free_first") and query == positions[0]:
             return set(positions)
@@ -329,6 +334,7 @@ SPECS: tuple[Any, ...] = (
     {"name": "matching_token", "unique": "self"},
     {"name": "matching_token", "include_self": False, "unique": "self"},
     {"name": "matching_token", "include_self": False, "unique": "none"},
+    {"name": "induction", "earlier": True},
     {"name": "same_segment", "free_first": True},
     {"name": "rare", "fraction": 0.29, "least": 1},
     {"name": "rare", "fraction": 1.0},

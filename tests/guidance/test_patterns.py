@@ -347,6 +347,18 @@ def test_conditions_leave_out_mask_tokens() -> None:
         assert found.dense()[0, 0].nonzero().flatten().tolist() == ([4] if spec["and"][0] == three else [])
 
 
+def test_what_followed_other_places_of_a_token_by_hand() -> None:
+    """Of a b a a c a, with padding that holds a too."""
+    tokens = Tokens(torch.tensor([[5, 6, 5, 5, 7, 5, 5]]), torch.tensor([[True] * 6 + [False]]))
+    for earlier, expected in (
+        (False, ["0001100", "0000000", "0100100", "0101000", "0000000", "0101100", "0000000"]),
+        (True, ["0000000", "0000000", "0100000", "0101000", "0000000", "0101100", "0000000"]),
+    ):
+        found = build({"name": "induction", "earlier": earlier}, tokens).dense()[0]
+        assert ["".join(str(int(x)) for x in row) for row in found] == expected
+    assert not read_pattern("induction").looks_ahead, "an earlier key is named by the token before it, and by the query"
+
+
 def test_a_token_that_occurs_once_matches_nothing_where_asked() -> None:
     ids = torch.tensor([[5, 6, 5, 7]])
     spec = {"name": "matching_token", "include_self": False, "unique": "none"}
@@ -529,6 +541,7 @@ def test_a_single_delimiter_counts_as_the_word_before_or_after_the_others() -> N
         ("matching_token", ["1010", "1110", "1010", "0000"]),
         ({"name": "matching_token", "include_self": False}, ["0010", "1110", "1000", "0000"]),
         ({"name": "matching_token", "unique": "self"}, ["1010", "0100", "1010", "0000"]),
+        ("induction", ["0000", "0000", "0100", "0000"]),
         ("same_segment", ["1100", "1100", "0010", "0000"]),
         ({"name": "same_segment", "free_first": True}, ["1110", "1100", "0010", "0000"]),
         ({"or": ["next", "previous"]}, ["0100", "1010", "0100", "0000"]),

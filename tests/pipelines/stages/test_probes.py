@@ -13,7 +13,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import guidance
 from guidance.errors import InputError, NumericalError
@@ -31,6 +39,7 @@ from pipelines.stages import (
     probe_dependencies,
     probe_distance,
     probe_importance,
+    probe_induction,
     probe_loss,
     probe_pairs,
     probe_reflexives,
@@ -710,6 +719,55 @@ def test_attention_on_tokens_that_say_nothing(store: Store, tmp_path: Path) -> N
         assert row["special"] + row["itself"] + row["ordinary"] == pytest.approx(1.0)
     assert rows[0, 1]["itself"] > even["itself"]
     assert made.counts["by_chance"] == {"special": pytest.approx(2 / 7), "first": pytest.approx(1 / 7)}
+
+
+def test_a_head_of_a_decoder_that_looks_at_what_followed_is_an_induction_head(
+    store: Store, tmp_path: Path, guide: Callable[..., Any]
+) -> None:
+    """Queries of 0 look at all that they see alike; a plan fixes head 1 of layer 1 at what followed the query's token before."""
+    size = len(trainings.SPECIAL) + len(WORDS)
+    sizes = {"vocab_size": size, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    folder = saved(tmp_path / "llama", model)
+    config = probe_induction.Config(sequences=4, length=5)
+    plain = probe_induction.run(folder, config, store=store).artifact
+    # the tokens of the second copy stand at places 6 to 10, after the token that begins sequences
+    even = sum(1 / (place + 1) for place in range(6, 11)) / 5
+    for row in pq.read_table(plain.path / "heads.parquet").to_pylist():
+        assert [row[name] for name in probe_induction.UNITS] == [pytest.approx(even)] * 3
+    assert plain.counts["by_chance"] == dict.fromkeys(probe_induction.UNITS, pytest.approx(even))
+    plan = guidance.Plan((guidance.Guide("induction", "fix", layers=(1,), heads=(1,)),))
+    guidance.save(guidance.install(model, plan), folder)
+    made = probe_induction.run(folder, config, store=store).artifact
+    best = made.counts["best"]["induction"]
+    assert (best["layer"], best["head"], best["stack"]) == (1, 1, "decoder")
+    assert [best[name] for name in probe_induction.UNITS] == [pytest.approx(1), 0, 0]
+    table = table_of(made)
+    assert table.rows[0] == ("1-1", "100.0 %", "0.0 %", "0.0 %") and table.rows[-1][0] == "by chance"
+    shown = guide("probe", "induction", folder, "--length", 5, "--sequences", 4, "--random", 0)
+    assert shown.code == 0 and "100.0 %" not in shown.out, "random weights follow no plan"
+
+
+def test_a_head_of_an_encoder_that_looks_at_equal_tokens_is_a_duplicate_token_head(
+    store: Store, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path / "model", matching())
+    config = probe_induction.Config(sequences=3, length=6, batch_size=2)
+    made = probe_induction.run(folder, config, store=store).artifact
+    rows = {(row["layer"], row["head"]): row for row in pq.read_table(made.path / "heads.parquet").to_pylist()}
+    assert [rows[0, 0][name] for name in probe_induction.UNITS] == [pytest.approx(1 / 14)] * 3
+    equal = rows[0, 1]
+    # it looks at both places of a token alike, and at the 12 other tokens alike
+    assert equal["duplicate"] > 2 / 14
+    assert [equal["induction"], equal["previous"]] == [pytest.approx((1 - 2 * equal["duplicate"]) / 12, rel=1e-4)] * 2
+    with pytest.raises(InputError, match="13 different tokens cannot be drawn from 12 ordinary tokens"):
+        probe_induction.run(folder, probe_induction.Config(length=13), store=store)
+    with pytest.raises(InputError, match="602 tokens with special ones; the model reads 512") as raised:
+        probe_induction.run(folder, probe_induction.Config(length=300), store=store)
+    assert raised.value.hint == "--length 255"
 
 
 def test_settings_for_data_of_another_kind_are_told(

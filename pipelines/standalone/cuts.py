@@ -25,6 +25,7 @@ ALWAYS: Cuts = {
     ("guidance.sites", "_score_table"): _NEVER,
     ("guidance.sites", "_ranked"): _NEVER,
     # losses and attacks are left out
+    ("guidance.attention.logsumexp", "attend"): "return blocks.attend(call, heads)",
     ("guidance.attention.reference", "measurements"): "return []",
     ("guidance.attention.reference", "note"): "return None",
 }

@@ -24,10 +24,12 @@ export async function enter() {
   await post("api/session", { token });
 }
 
-async function ask(path, options) {
-  let response;
+// The answer to a question, of which kind reads the body; the server may end before it, or within it.
+async function ask(path, kind, options) {
+  let [response, body] = [null, null];
   try {
     response = await fetch(path, options);
+    body = response.ok ? await response[kind]() : null;
   } catch {
     throw new Error("gone");
   }
@@ -35,24 +37,24 @@ async function ask(path, options) {
     const told = await response.json().catch(() => ({}));
     throw new Refused([told.problem ?? `error ${response.status}`, told.hint].filter(Boolean).join(" "));
   }
-  return response;
+  return body;
 }
 
 export async function json(path) {
   if (isSaved) {
     return structuredClone(answers[path]);
   }
-  return (await ask(path)).json();
+  return ask(path, "json");
 }
 
 export async function bytes(path) {
   if (isSaved) {
     return Uint8Array.from(atob(answers[path]), (letter) => letter.charCodeAt(0));
   }
-  return new Uint8Array(await (await ask(path)).arrayBuffer());
+  return new Uint8Array(await ask(path, "arrayBuffer"));
 }
 
 export async function post(path, value) {
   const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) };
-  return (await ask(path, options)).json();
+  return ask(path, "json", options);
 }

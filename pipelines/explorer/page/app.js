@@ -33,7 +33,7 @@ function setControls() {
 // the state of the server
 
 async function watch() {
-  let version = -1;
+  let [version, again] = [-1, false]; // again: what was asked last did not come
   for (;;) {
     let next;
     try {
@@ -52,10 +52,17 @@ async function watch() {
     page.overview = next;
     showState();
     const step = (state) => Math.floor(state.done / Math.max(1, state.total / 8));
-    if (next.version !== version && next.models.some((model) => model.ready)
+    const isNew = next.version !== version && next.models.some((model) => model.ready)
       && (!before || before.state.phase !== next.state.phase || before.state.what !== next.state.what
-        || step(before.state) !== step(next.state) || !page.sides.some((side) => side.heads))) {
-      await refresh();
+        || step(before.state) !== step(next.state) || !page.sides.some((side) => side.heads));
+    if (isNew || again) {
+      again = false;
+      try {
+        await refresh();
+      } catch (error) {
+        problem("status-text", error);
+        again = true;
+      }
     }
     version = next.version;
     if (isSaved || next.state.phase === "failed") {

@@ -25,7 +25,8 @@ ALWAYS: Cuts = {
     ("guidance.sites", "_score_table"): _NEVER,
     ("guidance.sites", "_ranked"): _NEVER,
     # losses and attacks are left out
-    ("guidance.attention.logsumexp", "attend"): "return blocks.attend(call, heads)",
+    ("guidance.attention.logsumexp", "fitting"): "return ()",
+    ("guidance.attention.logsumexp", "_attend"): _NEVER,
     ("guidance.attention.reference", "measurements"): "return []",
     ("guidance.attention.reference", "note"): "return None",
 }

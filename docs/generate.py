@@ -29,8 +29,7 @@ def main() -> None:
         page.write_text(updated(page.read_text(encoding="utf-8")), encoding="utf-8")
     (folder / "commands").mkdir(exist_ok=True)
     for group, lines in reference().items():
-        text = "\n".join(lines).rstrip() + "\n"
-        (folder / "commands" / f"{group.lower()}.md").write_text(text, encoding="utf-8")
+        (folder / page_of(group)).write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 def with_tables(page: str) -> str:
@@ -63,12 +62,7 @@ def overview() -> Iterator[str]:
     """The lines of the generated part of ``command-line.md``."""
     groups = by_group()
     for group, pages in groups.items():
-        yield from (
-            f"**[{group}](commands/{group.lower()}.md)**",
-            "",
-            *table(pages, f"commands/{group.lower()}.md"),
-            "",
-        )
+        yield from (f"**[{group}]({page_of(group)})**", "", *table(pages, page_of(group)), "")
     stage = groups["Data"]["build-corpus"]
     yield from ("### Flags of every command", "")
     yield from flags(stage, stage.shared)
@@ -92,6 +86,11 @@ def reference() -> dict[str, list[str]]:
         ]
         for group, pages in by_group().items()
     }
+
+
+def page_of(group: str) -> str:
+    """The file of a group's page, in ``docs/``."""
+    return f"commands/{group.lower()}.md"
 
 
 def by_group() -> dict[str, dict[str, Any]]:

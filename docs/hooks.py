@@ -1,4 +1,4 @@
-"""A step of the site's build (`make site`): links to files outside ``docs/`` become their names, since the site has no such files."""
+"""A step of `make site`: replaces links to files outside of ``docs/``, which the site does not have, by the names of these files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
-    """The text of a page without links that leave the folder."""
+    """The Markdown of a page, in which links that lead out of ``docs/`` are replaced by their text and the name of the file.  MkDocs
+    calls this by its name."""
     depth = len(PurePosixPath(page.file.src_uri).parts)
 
     def named(link: re.Match[str]) -> str:

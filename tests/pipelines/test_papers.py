@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from guidance.errors import UnknownName
@@ -47,6 +49,8 @@ def test_every_paper_that_a_pattern_or_mechanism_comes_from_has_an_entry() -> No
     ours = [row for row in (*MECHANISMS.values(), *PATTERNS.values()) if not getattr(row, "package", "")]
     sources = [row.source for row in (*ours, *OBJECTIVES.values()) if "20" in row.source]
     assert all(papers.cited([source]) for source in sources)
+    keys = re.findall(r"^@\w+\{(.*),$", (papers.FOLDER / "references.bib").read_text(encoding="utf-8"), re.M)
+    assert keys == list(papers.entries())  # each is read, and none is there twice
     for key, entry in papers.entries().items():
         assert entry.startswith("@"), key
         assert entry.count("{") == entry.count("}"), key

@@ -180,9 +180,15 @@ class Store:
     # names
 
     def name_of(self, kind: str, recipe: str) -> str:
-        """The newest name of an artifact, or else its id."""
+        """The name that an artifact was given last, or else its id."""
         names = [name for name in self.names() if (name.kind, name.recipe) == (kind, recipe)]
-        return str(names[-1]) if names else f"{kind}/{self.folder(kind, recipe).name}"
+        return str(max(names, key=self._given_at)) if names else f"{kind}/{self.folder(kind, recipe).name}"
+
+    def _given_at(self, name: Name) -> tuple[int, int]:
+        """When a name was given, in nanoseconds, and its version, which decides between equal times."""
+        with contextlib.suppress(OSError):  # it may be removed at the same time
+            return (self.root / "names" / name.name / str(name.version)).stat().st_mtime_ns, name.version
+        return 0, name.version
 
     def names(self) -> list[Name]:
         """All versions of all names, oldest first within a name."""

@@ -244,6 +244,15 @@ def test_gc_forgets_the_name_of_unfinished_work_that_is_gone(store):
     assert [path.name for path in (store.root / ".partial" / "tiny").glob("*.name")] == ["1" * 16 + ".name"]
 
 
+def test_an_artifact_is_called_by_the_name_that_it_was_given_last(store):
+    made = make(store).artifact
+    assert store.name_of(made.kind, made.recipe) == made.reference
+    for seconds, name in enumerate(("zebra", "ant", "bee")):
+        store.add_name(name, made)
+        os.utime(store.root / "names" / name / "1", (seconds, seconds))
+        assert store.name_of(made.kind, made.recipe) == f"{name}@1"
+
+
 def test_rename_moves_all_versions(store):
     make(store, text="one", name="wiki")
     make(store, text="two", name="wiki")

@@ -28,6 +28,9 @@ from pipelines.storage.files import write_file
 from pipelines.training.objectives.translation import Decoding
 
 Row = dict[str, Any]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"], Field(description="Device to compute on; auto takes a GPU if there is one.")
+]
 
 
 class TranslateConfig(Decoding):
@@ -36,18 +39,14 @@ class TranslateConfig(Decoding):
     batch_size: int = Field(
         32, ge=1, description="Lines of a file that are translated together; those of stdin are not."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Device to compute on; auto takes a GPU if there is one."
-    )
+    device: Device = "auto"
 
 
 class FillConfig(Config):
     """How to fill in masks."""
 
     top: int = Field(5, ge=1, le=10_000, description="Number of tokens to show for each mask.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Device to compute on; auto takes a GPU if there is one."
-    )
+    device: Device = "auto"
 
 
 @command(
@@ -155,9 +154,7 @@ class GenerateConfig(Config):
         1.0, gt=0, le=1, description="For --sample: the most likely tokens that have this share are drawn from."
     )
     seed: int = Field(0, ge=0, lt=2**32, description="For --sample.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Device to compute on; auto takes a GPU if there is one."
-    )
+    device: Device = "auto"
 
 
 @command(

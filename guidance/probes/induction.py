@@ -10,9 +10,6 @@ from torch import Tensor
 
 from guidance.errors import InputError
 
-SCORES = ("induction", "duplicate", "previous")
-"""The scores of `induction_scores`, in their order."""
-
 
 def repeated_tokens(tokens_N: Tensor, sequences: int, length: int, seed: int) -> Tensor:
     """Random sequences, each followed by a copy of itself, int64 (sequences, 2 length).

@@ -25,6 +25,7 @@ from guidance.plan import Plan
 from guidance.probes.importance import switched_off
 from pipelines.probing.heads import no_such_head
 from pipelines.training.batches import ids_and_mask, pad, pad_features
+from pipelines.training.learners.word_scores import nll_of
 from pipelines.training.live_text import Batch, Filler
 from pipelines.training.objectives.next_token import CausalLanguageModelling
 from pipelines.training.opening import Unguided
@@ -127,9 +128,8 @@ class Scorer(Filler):
         with torch.no_grad():
             extra = self.handle.at_inference(**inputs, **columns)
             logits_NV = logits_at(self.model, at_N, **inputs, **extra).logits
-        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-        losses_N = torch.nn.functional.cross_entropy(logits_NV, wanted_N, reduction="none")
-        return [-loss for loss in losses_N.double().tolist()]
+        scores: list[float] = (-nll_of(logits_NV, wanted_N)).tolist()
+        return scores
 
     def heads(self) -> list[tuple[Any, int, Any]]:
         """Every head: its attention module, its number, and its site."""
@@ -175,19 +175,15 @@ class CausalScorer(Scorer):
         for start in range(0, len(texts), batch_size):
             batch = self.read(texts[start : start + batch_size])
             ids_BT, valid_BT = batch.inputs["input_ids"], batch.inputs["attention_mask"].bool()
-            places_N, labels_N = places_of(valid_BT[:, 1:].cpu()).to(ids_BT.device), ids_BT[:, 1:][valid_BT[:, 1:]]
-            before = ids_BT.shape[1] - 1
-            at_N = places_N // before * ids_BT.shape[1] + places_N % before if before else places_N
+            follows_BT = valid_BT[:, 1:]
+            is_before_BT = torch.nn.functional.pad(follows_BT, (0, 1))  # the last token is before none
+            places_N, labels_N = places_of(is_before_BT.cpu()).to(ids_BT.device), ids_BT[:, 1:][follows_BT]
             with torch.no_grad():
                 extra = self.handle.at_inference(**batch.inputs, **batch.columns)
-                logits_NV = logits_at(self.model, at_N, **batch.inputs, **extra, use_cache=False).logits
-            logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-            scores_N = -torch.nn.functional.cross_entropy(logits_NV, labels_N, reduction="none").double().cpu().numpy()
-            ends = np.cumsum(valid_BT[:, 1:].sum(-1).cpu().numpy())
-            for ids, scores in zip(
-                np.split(labels_N.cpu().numpy(), ends[:-1]), np.split(scores_N, ends[:-1]), strict=True
-            ):
-                found.append(Likelihood(ids, scores))
+                logits_NV = logits_at(self.model, places_N, **batch.inputs, **extra, use_cache=False).logits
+            ends = np.cumsum(follows_BT.sum(-1).cpu().numpy())[:-1]
+            parts = (np.split(part, ends) for part in (labels_N.cpu().numpy(), -nll_of(logits_NV, labels_N)))
+            found += map(Likelihood, *parts)
         return found
 
 

@@ -94,13 +94,12 @@ class HeldOut:
                 hint="guide finetune DATASET --init MODEL",
             )
         is_causal = row.measured_as == "causal-lm"
+        is_masked = task is None and not is_causal
         self.task = task.name if task else "causal-lm" if is_causal else "masked-lm"
         plan = find_plan(folder) or Plan()
         check_needs(plan, str(folder), inputs, training=False)
         self.model, self.handle = open_watched(folder, read_tables(inputs), config.device, row.opened_as())
-        self.tokenizer = read_tokenizer(
-            self._data, masked=task is None and not is_causal, padded=task is None and not is_causal
-        )
+        self.tokenizer = read_tokenizer(self._data, masked=is_masked, padded=is_masked)
         check_model(self.model, folder, self.tokenizer)
         self.model.requires_grad_(True).eval()
         self._features = features(plan, training=False)
@@ -111,7 +110,8 @@ class HeldOut:
         self._examples = Grouped(self._rows, together=self._head.together) if self._head else None
         number = len(self._examples) if self._examples is not None else len(self._rows)
         self.number = min(number, config.limit or number)
-        self._masker = None if task or is_causal else masker_of(self.tokenizer, mask_probability_of(inputs["model"]))
+        self._masker = masker_of(self.tokenizer, mask_probability_of(inputs["model"])) if is_masked else None
+        self._words: Any = words_of(self.tokenizer) if is_causal else None
 
     def losses(self) -> Iterator[Loss]:
         """The loss of each batch, with the plan of the model at work."""
@@ -186,9 +186,8 @@ class HeldOut:
         rows, pad_id = self._rows, self.tokenizer.pad_token_id
         columns = {name: [rows.column(name, n) for n in chosen] for name in self._features}
         if self._masker is None:
-            words, separator = words_of(self.tokenizer), self.tokenizer.sep_token_id
-            batch = CausalBatch.of([rows[n] for n in chosen], separator, words, columns=columns)
-            return batch.tensors_for(self.model, pad_id)
+            ids, separator = [rows[n] for n in chosen], self.tokenizer.sep_token_id
+            return CausalBatch.of(ids, separator, self._words, columns=columns).tensors_for(self.model, pad_id)
         masked = [self._masker(rows[n], seed=self._seed, epoch=VALID_EPOCH, example=n) for n in chosen]
         seen, labels = map(list, zip(*masked, strict=True))
         return MaskedBatch(seen, labels, columns).tensors(pad_id, next(self.model.parameters()).device)

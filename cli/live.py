@@ -146,14 +146,17 @@ class GenerateConfig(Config):
     """How to continue a prompt."""
 
     max_new_tokens: int = Field(40, ge=1, description="Most tokens to write.")
-    strength: float = Field(1.0, gt=0, le=1, description="Share of what the rows of --plan do to a head.")
+    strength: float = Field(1.0, gt=0, le=1, description="How strongly the rows of --plan act; 1 is as the plan says.")
     beams: int = Field(1, ge=1, le=1000, description="Beams of the beam search; 1 is greedy search.")
-    sample: bool = Field(False, description="Draw each token by its probability.")
+    sample: bool = Field(False, description="Draw each token at random, by its probability.")
     temperature: float = Field(1.0, gt=0, description="For --sample: below 1 likely tokens become likelier.")
     top_p: float = Field(
-        1.0, gt=0, le=1, description="For --sample: the most likely tokens that have this share are drawn from."
+        1.0,
+        gt=0,
+        le=1,
+        description="For --sample: draw from the most likely tokens that together have this probability.",
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="For --sample.")
+    seed: int = Field(0, ge=0, lt=2**32, description="For --sample: seed of the random numbers.")
     device: Device = "auto"
 
 
@@ -173,18 +176,18 @@ def generate_command(
     model: Model,
     text: Annotated[str, Argument(help="A prompt; - for prompts from stdin, one to a line.")] = "-",
     plan: Annotated[
-        str | None, Option(help="A plan that steers the model: a TOML file or preset:NAME. By default its own acts.")
+        str | None, Option(help="A plan that steers the model: a TOML file or preset:NAME; by default the model's own.")
     ] = None,
     mark: Annotated[
         list[str] | None,
-        Option(help="A part of each prompt that the pattern `marked` names (repeatable); also <<so>>."),
+        Option(help="Text to mark wherever it stands in a prompt (repeatable); <<so>> marks one place."),
     ] = None,
 ) -> None:
     """Continue a prompt with a causal language model, and steer its attention to what is marked in the prompt.
 
-    The rows of --plan act on prompt and continuation; the pattern `marked` names the tokens between << and >>, and those of --mark.
-    `preset:pasta` lets attention to all other tokens count a hundredth.  What is printed is the continuation alone.  With --json each
-    prompt is one object, with its marks.
+    Mark a part of the prompt with << and >>, or with --mark.  The rows of --plan act while the model reads the prompt and while it
+    writes; their pattern `marked` names the marked tokens.  `preset:pasta` multiplies the attention to all other tokens by 0.01
+    before each row is normalised.  Only the continuation is printed.  With --json each prompt is one object, with its marks.
     """
     from guidance.plan import Plan
     from pipelines.training.live_text import read_lines

@@ -1,8 +1,9 @@
 """Causal language modelling: each token is predicted from the tokens of its own document before it.
 
-A sequence may hold several documents, ``begin A separator B separator``.  A separator inside it ends one document, which
-predicts it, and begins the next one, whose first token it predicts.  No attention crosses from one document to another, and
-positions count from the start of the document, so a document is read as if it stood alone.
+A sequence may hold several documents, ``begin A separator B separator``.  A separator between two documents belongs to both: it is
+the last token that is predicted in the first one, and the token from which the first word of the second one is predicted.  No
+attention crosses from one document to another, and positions count from the start of the document, so a document is read as if it
+stood alone.
 
 Source: Radford et al. 2019, section 2, equation 1; Grattafiori et al. 2024, section 3.2 (a mask that keeps the documents of a
 sequence apart).
@@ -24,14 +25,15 @@ from guidance.models.canary import evaluating
 from guidance.objectives.masked_lm import IGNORED
 
 _WINDOWS = ("sliding_window", "local_attention")
-"""Names of settings of models in which some layers see a window only."""
+"""Settings in the configuration of a model that limit some of its layers to a window of tokens."""
 
 _ROUNDING = 1e-4
-"""Of logits, relative to the largest one; what half precision and experts that share a batch explain."""
+"""The largest change of logits, relative to the largest logit, that counts as rounding.  It arises in half precision, and where
+the experts of a model share a batch."""
 
 
 def starts_of(ids: NDArray[np.int64], separator: int) -> NDArray[np.bool_]:
-    """Where documents begin in a sequence, (T,): at its first token and at each separator but the last token."""
+    """Whether a document begins at each token, (T,): at the first token, and at each separator that is not the last token."""
     starts = ids == separator
     starts[:1], starts[1:][-1:] = True, False
     return starts
@@ -49,12 +51,13 @@ def positions_of(starts: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def next_words(ids: NDArray[np.int64], starts: NDArray[np.bool_], words: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The label of each token, (T,): the token after it, if that is a word or begins the next document; else `IGNORED`.
+    """The label of each token, (T,): the token after it, if that is a word or the separator before the next document; else
+    `IGNORED`.
 
-    A document may go on in the next sequence, so the last separator of a sequence does not say that it ends, and is no label.
+    The last separator of a sequence is no label, since its document may go on in the next sequence.
 
     Args:
-        words: the ids that are predicted wherever they stand; see `words_of`.
+        words: the ids that are always predicted; see `words_of`.
     """
     labels = np.full(len(ids), IGNORED)
     labels[:-1] = np.where(np.isin(ids[1:], words) | starts[1:], ids[1:], IGNORED)
@@ -64,9 +67,10 @@ def next_words(ids: NDArray[np.int64], starts: NDArray[np.bool_], words: NDArray
 def documents_of(
     ids: NDArray[np.int64], separator: int, words: NDArray[np.int64]
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The documents of a sequence, each as if it stood alone: its ids, and these again where they are predicted, else `IGNORED`.
+    """The documents of a sequence, each as if it stood alone: its ids, and its labels.
 
-    A separator between two documents ends the one and begins the other.
+    Unlike the labels of `next_words`, these are not moved: a token that is predicted is its own label, and others have
+    `IGNORED`.  A separator between two documents is part of both.
     """
     starts = starts_of(ids, separator)
     labels = np.append(IGNORED, next_words(ids, starts, words)[:-1])
@@ -81,20 +85,22 @@ def documents_of(
 
 
 def words_of(tokenizer: Any) -> NDArray[np.int64]:
-    """The ids of a tokenizer that are predicted wherever they stand, ascending: all but special ones, and the unknown token."""
+    """The ids of a tokenizer that are always predicted, ascending: those of all tokens that are not special, and of the unknown
+    token."""
     never = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {tokenizer.sep_token_id}
     return np.setdiff1d(np.arange(len(tokenizer)), sorted(never))
 
 
 def packed(model: Any, ids_BT: Tensor, positions_BT: Tensor) -> dict[str, Tensor]:
-    """The inputs of a model that reads documents side by side, none of which sees another.
+    """The inputs with which a model reads several documents in one sequence, none of which sees another.
 
-    Models whose layers see all earlier tokens get a mask of their own, (B, 1, T, T), True where a query sees a key.  It would
-    hide the windows of other models.  These find the documents by their positions, as transformers does in decoders that are
-    called without mask and cache; give ``use_cache=False`` in any case.
+    If all layers see all earlier tokens, the inputs have an attention mask, (B, 1, T, T), True where a query sees a key.  Where
+    some layers see a window only, such a mask would replace the window.  There transformers finds the documents by their
+    positions, which it does in decoders that are called without mask and cache.  Call the model with ``use_cache=False`` in
+    either case.
 
     Args:
-        positions_BT: see `positions_of`; 0 at padding, which so stands alone.
+        positions_BT: see `positions_of`; 0 at padding, so that each padding token is a document of its own.
 
     Raises:
         UnsupportedModel: the model takes no positions.

@@ -1,4 +1,4 @@
-"""Where heads look in random tokens that are repeated once: at the token before, the first place of the same token, or what followed it.
+"""Scores of induction heads, duplicate-token heads and previous-token heads, on sequences of random tokens that are repeated once.
 
 Source: Olsson et al. 2022 (prefix matching), and the head detector of TransformerLens.
 """
@@ -14,7 +14,7 @@ from guidance.errors import InputError
 def repeated_tokens(tokens_N: Tensor, sequences: int, length: int, seed: int) -> Tensor:
     """Random sequences, each followed by a copy of itself, int64 (sequences, 2 length).
 
-    No token comes twice in one copy, so that each token of the second has one first occurrence.
+    No token comes twice in one copy, so each token of the second copy has exactly one earlier occurrence.
 
     Args:
         tokens_N: the ids to draw from.
@@ -38,7 +38,8 @@ def induction_scores(attention_BHQK: Tensor, start: int, length: int) -> Tensor:
 
     Args:
         attention_BHQK: probabilities, without padding.
-        start: where the first copy begins; length: of a copy, at least 3, so that the three keys differ.
+        start: where the first copy begins.
+        length: tokens of a copy, at least 3, so that the three keys differ.
     """
     scores = []
     for distance in (length - 1, length, 1):
@@ -49,7 +50,8 @@ def induction_scores(attention_BHQK: Tensor, start: int, length: int) -> Tensor:
 
 
 def even_attention(size: int, *, is_causal: bool) -> Tensor:
-    """The attention of a head that looks at all tokens alike, or at itself and all earlier ones, (1, 1, size, size)."""
+    """The attention of a head that looks at all tokens alike, or in a causal model at the token itself and all earlier ones,
+    (1, 1, size, size)."""
     even_QK = torch.ones(size, size)
     if is_causal:
         even_QK = even_QK.tril()

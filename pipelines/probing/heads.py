@@ -110,7 +110,11 @@ def heads_map(
     hundredths: bool = True,
     form: str = "png",
 ) -> bytes:
-    """The picture of `heads_picture`, with a title of the caller's; ``form``: one of `pipelines.drawing.FORMATS`."""
+    """A picture as that of `heads_picture`, whose title is ``title`` alone.
+
+    Args:
+        form: the file format, one of `pipelines.drawing.FORMATS`.
+    """
     from pipelines.drawing import PALETTE, figure_of, png, printed
 
     kinds = list(dict.fromkeys(row["attention"] for row in rows))

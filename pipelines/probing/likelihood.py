@@ -1,8 +1,10 @@
-"""How likely a language model finds a text: of a causal one the log-likelihood, each token after those before it; of a masked one
-the pseudo-log-likelihood, one masked token after the other.
+"""How likely a language model finds a text.
 
-Source of the latter: Salazar et al. 2020, equation 3; Kauf & Ivanova 2023, section 3, for words of several tokens (within words from left to
-right).
+A causal model gives the log-likelihood, in which each token is predicted from those before it.  A masked model gives the
+pseudo-log-likelihood, in which each token is masked in turn and predicted from all others.
+
+Source of the pseudo-log-likelihood: Salazar et al. 2020, equation 3; Kauf & Ivanova 2023, section 3, for words of several tokens
+(within words from left to right).
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Likelihood:
 
     @property
     def total(self) -> float:
-        """The log-likelihood, of masked language models the pseudo-log-likelihood."""
+        """The log-likelihood; the pseudo-log-likelihood if the model is a masked one."""
         return float(self.scores.sum())
 
 
@@ -154,7 +156,7 @@ class Scorer(Filler):
 
 
 class CausalScorer(Scorer):
-    """A causal language model that scores texts, each after the token that begins sequences."""
+    """A causal language model that scores texts.  It reads each text after the token that begins sequences."""
 
     spells_masks = False
 
@@ -167,10 +169,10 @@ class CausalScorer(Scorer):
         )
 
     def check(self, folder: Path, config: Any) -> None:
-        """Nothing: `open_scorer` knows what it opens."""
+        """Checks nothing, since `open_scorer` has looked at the configuration."""
 
     def likelihoods(self, texts: Sequence[str], masking: Masking, batch_size: int) -> list[Likelihood]:
-        """The likelihood of each text; nothing is masked."""
+        """The likelihood of each text, of which so many are read at once.  ``masking`` means nothing here."""
         found: list[Likelihood] = []
         for start in range(0, len(texts), batch_size):
             batch = self.read(texts[start : start + batch_size])

@@ -1,4 +1,7 @@
-"""The loss of a trained model on held-out data, batch by batch, of its task or of the words that it predicts; and the importance of its heads to it."""
+"""The loss of a trained model on held-out data, batch by batch, and the importance of its heads for that loss.
+
+The loss is that of the model's task, or of a language model that of the words that it predicts.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ class HeldOut:
     """A trained model with the batches of a split; each call of `losses` reads them again.
 
     Attributes:
-        task: that of the model; ``masked-lm`` or ``causal-lm`` of language models.
+        task: the name of the model's task; ``masked-lm`` or ``causal-lm`` if it is a language model.
         number: the examples that are read.
     """
 
@@ -182,7 +185,7 @@ class HeldOut:
             yield Loss(cross_entropy(logits_NV, inputs.labels_N), float(len(inputs.places_N)), len(chosen))
 
     def _words_of(self, chosen: range) -> Inputs:
-        """Some sequences as the model reads them, with the words that it predicts: masked ones, or all of a causal model."""
+        """Some sequences as the model reads them, with the words that it predicts: the masked ones, or in a causal model all."""
         rows, pad_id = self._rows, self.tokenizer.pad_token_id
         columns = {name: [rows.column(name, n) for n in chosen] for name in self._features}
         if self._masker is None:

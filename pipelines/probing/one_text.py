@@ -70,8 +70,16 @@ class TextAttention:
 def look(
     folder: Path, text: str, *, length: int = 512, device: str = "auto", random_seed: int | None = None
 ) -> TextAttention:
-    """Show a text to a model, with its plan at work, or to one of its shape with random weights.  Raises InputError if the text is empty, or the folder is no
-    encoder, and PlanError if the plan needs more than text."""
+    """The attention of a model on a text.
+
+    Args:
+        random_seed: of random weights for a model of the same shape without a plan; None for the model itself with its plan at
+            work.
+
+    Raises:
+        InputError: the text is empty, or the folder has no encoder.
+        PlanError: the plan needs more than text.
+    """
     if not text.strip():
         raise InputError("the text is empty", hint='for example: --text "The dog saw the man, and it barked."')
     model = WatchedModel(folder, length=length, device=device, random_seed=random_seed)

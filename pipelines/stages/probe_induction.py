@@ -1,4 +1,4 @@
-"""Stage ``probe-induction``: which heads look at what followed the last place of a token?
+"""Stage ``probe-induction``: which heads look at what followed the first occurrence of a token?
 
 Reads a model.  Writes probe@1: ``heads.parquet`` (one row for each head), ``probe.json`` and ``heads.png``.
 
@@ -59,8 +59,12 @@ class Config(stage.Config):
 
 
 def measure(run: Run[Config]) -> Findings:
-    """Where every head looks in the second copy.  Raises InputError if the sequences are longer than the model reads, or need more
-    tokens than it has, or its plan reads words."""
+    """The scores of every head in the second copy.
+
+    Raises:
+        InputError: the sequences are longer than the model reads, a copy has more tokens than the model knows, or its plan reads
+            words.
+    """
     import torch
 
     from guidance.probes.induction import even_attention, induction_scores
@@ -164,8 +168,8 @@ STAGE = probe(
 
     The model reads random tokens that are repeated once.  The scores are the mean attention of a token of the second copy: to the
     token after its first occurrence (induction), to its first occurrence (duplicate), and to the token before it (previous).  In a
-    causal model a high induction score is the mark of a head that predicts by copying.  In an encoder, which also sees what
-    follows the token itself, it says where the head looks, and nothing of predictions.
+    causal model a high induction score is the mark of a head that predicts by copying.  An encoder also sees what follows the
+    token itself, so there the score says where the head looks, and nothing about predictions.
     """,
     examples=(
         "guide probe induction ./my-llama",

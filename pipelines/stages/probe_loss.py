@@ -3,8 +3,9 @@
 Reads a model and sequences, and masks if they are given.  Writes probe@1: ``slices.parquet`` (one row for each slice: the loss of the
 model beside n-gram floors), ``probe.json`` and ``loss.png``.
 
-The slices are by how often the token occurs in the training text, its place in the sequence, in masked language models whether its
-neighbours are masked, whether it begins a word, and its part of speech, if the masks have it.  Source of the floors: `guidance.statistics.ngrams`.
+The slices are by how often the token occurs in the training text, its place in the sequence, whether it begins a word, its part of
+speech, if the masks have it, and in masked language models whether its neighbours are masked.  Source of the floors:
+`guidance.statistics.ngrams`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ SLICES: Columns = {
 
 
 def measure(run: Run[Config]) -> Findings:
-    """The loss of every slice.  Raises InputError if the model predicts no words, or there is none to predict."""
+    """The loss of every slice.  Raises InputError if the model predicts no words, or the sequences have none to predict."""
     from guidance.objectives.causal_lm import documents_of, next_words, starts_of, words_of
     from guidance.objectives.masked_lm import IGNORED
     from pipelines.probing.sequences import WatchedSequences
@@ -126,7 +127,7 @@ def _losses(
     """The loss of each predicted token, and whether it is the most likely one.
 
     Args:
-        read: from a batch to the places that are predicted, and the arguments of the model.
+        read: gives for a batch the places that are predicted, and the arguments with which the model is called.
     """
     import torch
 
@@ -148,7 +149,7 @@ def _losses(
 
 
 Masked = Sequence[tuple["np.ndarray", "np.ndarray"]]
-"""Of each sequence the ids as the model sees them, and these tokens themselves where they are predicted."""
+"""For each sequence the ids that the model sees, and the labels: the token itself where it is predicted, else `IGNORED`."""
 
 
 def _slices(

@@ -122,8 +122,8 @@ def measure(run: Run[Config]) -> Findings:
     """Which sentence of each pair the model finds more likely.
 
     Raises:
-        InputError: a line of a file is no pair; or the model predicts no words; or it has no head that ``off`` names; or it is a
-            causal one, and words are to be masked.
+        InputError: a line of a file is no pair; or the model predicts no words; or it has no head that ``off`` names; or it is
+            causal, and ``masking`` is ``word``.
     """
     from pipelines.probing.likelihood import CausalScorer, open_scorer
 
@@ -172,8 +172,8 @@ def _scores(scorer: Scorer, pairs: Sequence[Pair], config: Config, bar: Any) -> 
 
 
 def _floors(run: Run, scorer: Scorer, ids: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """By floor, the scores of both sentences of each pair, (pairs, 2): log-probabilities of tokens between their neighbours, or after
-    those before them in causal models."""
+    """By floor, the scores of both sentences of each pair, (pairs, 2): sums of the log-probabilities of tokens, given their
+    neighbours on both sides, or for causal models given the tokens before them."""
     from guidance.objectives.causal_lm import words_of
     from guidance.statistics.ngrams import Places
     from pipelines.probing.likelihood import CausalScorer
@@ -317,7 +317,8 @@ STAGE = probe(
     writes={"heads.parquet of minimal pairs": head_columns(UNITS), PAIRS: OF_PAIRS, PARADIGMS: OF_PARADIGMS},
     help="""Ask whether a language model finds the good sentence of minimal pairs more likely than the bad one.
 
-    The likelihood of a sentence is the sum over its tokens: each masked alone, or in causal models after those before it.  Equal scores count as wrong.  The mean is over paradigms.
+    The likelihood of a sentence is the sum of the log-probabilities of its tokens.  A masked model predicts each token with only
+    that token masked, a causal one from the tokens before it.  Equal scores count as wrong.  The mean is over paradigms.
     """,
     examples=(
         "guide probe blimp guided blimp/*.jsonl",

@@ -29,7 +29,8 @@ class Floors:
 
     Attributes:
         nats: each floor of `guidance.statistics.ngrams`, in nats per predicted token.
-        counted: tokens of training text that were counted; ``predicted``: tokens that were predicted.
+        counted: how many tokens of training text were counted.
+        predicted: how many tokens were predicted.
     """
 
     nats: dict[str, float]
@@ -63,9 +64,11 @@ class Counted:
     """The training text whose n-grams are counted, and the held-out part on which their weights are fitted.
 
     Attributes:
-        places: every ordinary token; ``held``: which of them are held out; ``fitted``: the places of these that are predicted.
-        num_words: how many ids a word can have.
-        kinds: the floors.
+        places: every token that is counted.
+        held: which of these are held out.
+        fitted: the places of held-out text that are predicted.
+        num_words: how many ids can be predicted.
+        kinds: the contexts of each floor, as in `guidance.statistics.ngrams.FLOORS`.
     """
 
     places: Places
@@ -92,10 +95,11 @@ class Counted:
 
     @classmethod
     def before(cls, train: Any, words: np.ndarray, separator: int, edge: int) -> Counted:
-        """Count what causal language models learn from: the tokens before a word, in its document.
+        """Count what causal language models learn: each predicted token after the tokens before it in its document.
 
         Args:
-            words, separator: see `guidance.objectives.causal_lm`.
+            words: the ids that are always predicted; see `guidance.objectives.causal_lm.words_of`.
+            separator: the id between documents.
             edge: an id that no token has.
         """
         kept = np.flatnonzero(_kept(train))
@@ -119,7 +123,7 @@ class Counted:
 
 
 def _kept(train: Any) -> np.ndarray:
-    """Which training sequences are counted."""
+    """Which training sequences are counted, bool (sequences,): all, or evenly spaced ones of a large corpus."""
     kept: np.ndarray = np.arange(len(train)) % max(1, -(-int(train.bounds[-1]) // MOST_TOKENS)) == 0
     return kept
 
@@ -145,7 +149,7 @@ def masked_rows(data: Artifact, tokenizer: Any, masker: Masker, config: Any) -> 
 
 
 def predicted(rows: Iterable[tuple[np.ndarray, np.ndarray]], edge: int) -> Places:
-    """The predicted places of sequences: of each its ids as a model sees them, and the labels."""
+    """The places that are predicted in sequences, each given by the ids that a model sees and its labels."""
     empty = np.zeros(0, np.int64)
     rows = list(rows)
     seen, labels = (np.concatenate([empty, *(row[side] for row in rows)]) for side in (0, 1))

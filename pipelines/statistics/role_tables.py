@@ -192,8 +192,8 @@ def _block_rows(blocks: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _split(blocks: list[Any], parsed: Any, wanted: TextRange) -> dict[str, Any]:
-    """The words of text without trees, split by `word_spans`.  The ``parsed`` sentences, (document, sentence), have trees and
-    are left out; if it is None, no sentence has one."""
+    """The words of sentences without a tree, split by `word_spans`.  ``parsed`` are the sentences that have a tree, as pairs of
+    document and sentence; None if there are none."""
     document: list[int] = []
     spans: list[tuple[int, int]] = []
     forms: list[str] = []

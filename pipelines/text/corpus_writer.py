@@ -309,8 +309,8 @@ def _check_sizes(counts: dict[str, Any], wanted: dict[str, float], notes: Notes,
 def _numbered(
     drafts: Sequence[Draft], splits: Sequence[np.ndarray], few: _Stretches | None, totals: dict[str, np.ndarray]
 ) -> Iterator[tuple[pa.Table, list[np.ndarray]]]:
-    """The rows of ``blocks.parquet`` as tables, each with two weights of its rows, for `regrouped`: their characters, and 1 for
-    each.  Adds what it counts to ``totals``."""
+    """The rows of ``blocks.parquet`` as tables, each with two weights of its rows for `regrouped`: the number of characters, and 1.
+    Adds what it counts to ``totals``."""
     known, document_before = 0, -1
     before = {"block": 0, "sentence": 0, "start": 0}  # of the document that goes on
     for draft, codes in zip(drafts, splits, strict=True):

@@ -21,7 +21,7 @@ _TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
 def beginning(raw: bytes, encoding: str) -> str:
-    """The first `SAMPLE` characters of a text, or all it has; ``raw``: its first 4 × `SAMPLE` bytes."""
+    """The first `SAMPLE` characters of a text, or the whole of a shorter one.  ``raw`` holds its first 4 × `SAMPLE` bytes."""
     text = raw.decode(encoding, "ignore").removeprefix("\ufeff")
     return text.replace("\r\n", "\n").replace("\r", "\n")[:SAMPLE]
 
@@ -34,8 +34,8 @@ def has_sentence_lines(text: str, *, fewest: int = FEWEST_LINES) -> bool:
     wrapped prose, the first word of most lines would not have fitted into the line before.
 
     Args:
-        fewest: with fewer lines, a text is taken for prose.  Fewer than `FEWEST_LINES` lines must each be exactly one sentence,
-            with the mark that ends it, since so few say little about the rest.
+        fewest: a text with fewer lines is taken for prose.  If it is below `FEWEST_LINES`, a text with fewer than those must have
+            exactly one whole sentence in every line, since so few lines say little about the rest.
     """
     lines = _lines(text)
     if len(lines) < fewest:

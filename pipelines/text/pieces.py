@@ -66,7 +66,7 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """A name that depends on the files and bytes alone; the last number is the version of the columns of drafts."""
+        """A name that depends on nothing but the files and bytes; its last number is the version of the columns of drafts."""
         first, last = self.pieces[0], self.pieces[-1]
         end = "end" if last.stop is None else f"{last.stop:014d}"
         return f"{first.number:08d}-{first.start:014d}-{last.number:08d}-{end}-2"

@@ -1,4 +1,4 @@
-"""What an objective is given to make a learner (`Setup`), and two parts of a learner: its passes, and its model folders."""
+"""`Setup`, from which an objective makes its learner, and two parts of a learner: its passes, and its model folders."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class LiveModel:
     """What reads the features that a bare text lacks from ``--masks``."""
 
     given: tuple[str, ...] = ()
-    """Features that come with a text, and need not be found in it."""
+    """Names of the features that the caller gives with a text; all others must follow from the text itself."""
 
     def check(self, folder: Path, config: Any) -> None:
         """Raises InputError if a model with this configuration cannot do what this class is for."""
@@ -138,7 +138,7 @@ class LiveModel:
         return Batch(inputs, columns, encodings)
 
     def wrapped_tokenizer(self) -> Any:
-        """The tokenizer, as transformers has it."""
+        """The tokenizer as an object of transformers, with the names of its special tokens."""
         named = {
             f"{role}_token": self.tokenizer.id_to_token(id_) for role, id_ in self.special.items() if id_ is not None
         }
@@ -272,7 +272,7 @@ def check_bare_text(plan: Any, folder: Path, takes_masks: str, given: Sequence[s
 
     Args:
         takes_masks: what reads them from ``--masks``, for the message.
-        given: further features that come with the text.
+        given: names of features that the caller gives with the text.
     """
     needed = tuple(need for need in features(plan, training=False) if need not in given)
     for need in needed:

@@ -51,7 +51,7 @@ class MetricsLog:
         return Beginning(self._size, self._hash.hexdigest())
 
     def seconds(self) -> float:
-        """Of all steps in the log, without validation and saving; 0 without a log."""
+        """The seconds that all steps in the log took, without validation and saving; 0 if there is no log."""
         total = 0.0
         # a file that cannot be read, or a damaged line, is for `restore` to refuse
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError), open(self.path, "rb") as file:

@@ -67,8 +67,8 @@ class Objective:
         evaluation: the function ``evaluate(run, folder, model, handle)``, as ``module:name``.
         evaluation_settings: groups of settings of the evaluation; every field becomes a flag of ``guide evaluate``.
         needs_corpus: whether the evaluation reads the text of the sequences, so that their corpus must be in the store.
-        wants_corpus: whether it reads that text if it is there.
-        source: the papers that it comes from, as the sources of patterns and mechanisms.
+        wants_corpus: whether the evaluation reads that text if it is in the store, and works without it.
+        source: the papers that the objective comes from.
         floors: how the sequences are laid out for the n-gram floors beside the metrics, a ``layout`` of
             `pipelines.stages.floors`; empty if there are none.
     """
@@ -140,7 +140,7 @@ class Objective:
 
     @classmethod
     def tokenizer_of(cls, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """The files of the tokenizer beside a trained model, from those of its sequences."""
+        """The tokenizer files that are saved beside a trained model, made from those of its sequences."""
         return files
 
     @classmethod

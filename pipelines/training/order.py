@@ -136,8 +136,8 @@ def length_groups(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class MixedOrder(Order):
     """Batches that mix corpora by weight: each corpus has its share of every 1000 consecutive places, in random order.
 
-    Every epoch of a corpus is a permutation of its examples.  Examples are numbered consecutively through all corpora.  A
-    batch has (epoch of its corpus, example) for each place, and `steps` counts as one epoch as many places as there are examples.
+    Every epoch of a corpus is a permutation of its examples.  Examples are numbered consecutively through all corpora.  Each
+    place of a batch is a pair (epoch of its corpus, example).  An epoch of the run has as many places as all corpora have examples.
 
     Attributes:
         quotas: the number of places of each corpus among 1000.

@@ -95,8 +95,8 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
 
 
 def _origin_of_weights(folder: Path, files: Files) -> dict[str, Any]:
-    """What everything made from a model folder records of it: its name, the licence of its model card, and the sha256 of its
-    weights by file.  A folder that is given by a link has the name of the link."""
+    """What an artifact records of the model folder that it was made from: its name, the licence of its model card, and the sha256
+    of each file of weights.  A folder that is given by a link has the name of the link."""
     digests = {name: sha for name, sha in zip(files.names, files.digests, strict=True) if name.endswith(_WEIGHTS)}
     return {
         "source": f"{WEIGHTS_OF}{os.path.basename(os.path.abspath(folder))}",
@@ -115,7 +115,7 @@ def licence_of(folder: Path) -> str | None:
     except (OSError, ValueError, YAMLError):
         return None
     licence = metadata.get("license")
-    if licence == "other":  # one without an identifier on the hub, whose name stands beside it
+    if licence == "other":  # the hub has no identifier for it, so its name stands beside it
         licence = metadata.get("license_name")
     return " and ".join(map(str, licence)) if isinstance(licence, list) else licence and str(licence)
 

@@ -27,12 +27,12 @@ def name_of(config: Any) -> str:
 
 
 def _called(name: str, config: Any) -> str:
-    """How messages call a plan."""
+    """How messages call one ``--plan``."""
     return f"the plan of {config.init}" if name == MODEL else "the plan" if is_text(name) else name
 
 
 def is_text(name: str) -> bool:
-    """Whether a plan is given as TOML, as `guide search` gives one with other rows, and not by its name."""
+    """Whether a plan is given as TOML text, as `guide search` does for rows that it varies, and not as a name."""
     return "\n" in name
 
 
@@ -74,7 +74,8 @@ def load_plan(config: Any, objective: type[Objective], store: Store) -> Plan:
 
 
 def check_files(config: Any) -> None:
-    """Raises PlanError if ``--plan`` names a preset or a file that cannot be read; for a dry run that does not know the task."""
+    """Check that every preset and file of ``--plan`` can be read, in a dry run that cannot know the task yet.  Raises PlanError if
+    one cannot."""
     from guidance.plan import Plan
 
     for name in config.plan:
@@ -159,7 +160,7 @@ def _tell_of_loss(lost: Plan, config: Any) -> None:
 
 
 def _given(name: str) -> str:
-    """A plan as it was given; TOML in one word."""
+    """A plan as the user gave it, or ``TOML`` for the text of one."""
     return "TOML" if is_text(name) else name
 
 

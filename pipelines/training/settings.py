@@ -46,7 +46,7 @@ class MaskedEvaluation(Config):
 
 
 class FloorEvaluation(Config):
-    """For evaluations of predicted words."""
+    """Settings of evaluations of predicted words."""
 
     floors: bool = Field(
         True, description="Also say how well n-grams, counted in the training split, predict the same tokens."
@@ -54,7 +54,7 @@ class FloorEvaluation(Config):
 
 
 class PseudoEvaluation(Config):
-    """For evaluations of masked language models."""
+    """Settings of evaluations of masked language models."""
 
     pseudo_perplexity: int = Field(
         0, ge=0, description="Number of sequences in which every token is also masked alone (Salazar et al. 2020)."

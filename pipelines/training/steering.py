@@ -1,4 +1,4 @@
-"""Causal language models at work: they continue a prompt, with guides on the parts of it that the user marks."""
+"""Continue prompts with a causal language model, whose guides may act on parts of the prompt that the user marks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipelines.training.objective import has_head
 from pipelines.training.opening import Unguided
 
 Span = tuple[int, int]
-"""Start and end of a part of a text, in characters."""
+"""Where a part of a text starts and ends, in characters."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Prompt:
     """A text to continue.
 
     Attributes:
-        marked: its marked parts, in their order.
+        marked: the spans of its marked parts, in their order.
     """
 
     text: str
@@ -35,8 +35,14 @@ class Prompt:
 
     @classmethod
     def parse(cls, text: str, marks: Sequence[str] = ()) -> Prompt:
-        """Take the marks ``<<`` and ``>>`` out of a text, and mark each place of each of ``marks`` as well.  Raises InputError if a mark has
-        no other end, or the text does not have what should be marked."""
+        """The prompt of a text, whose marked parts stand between ``<<`` and ``>>``.
+
+        Args:
+            marks: strings that are marked wherever they stand in the text.
+
+        Raises:
+            InputError: a ``<<`` or ``>>`` has no other end, or one of ``marks`` is not in the text.
+        """
         parts = re.split(r"(<<|>>)", text)
         bare, spans, start = "", list[Span](), -1
         for part in parts:
@@ -60,16 +66,18 @@ class Prompt:
 
 
 class Writer(LiveModel):
-    """A causal language model that continues prompts, following its plan, or one that is given.
+    """A causal language model that continues prompts.  It follows a given plan, or else its own.
 
     Args:
-        plan: rows that act while it writes, by patterns of places and tokens, words and sentences, and ``marked``.
-        strength: the share of what these rows do, above 0 and up to 1.
+        plan: rows that act while the model reads and writes.  Their patterns may read tokens and their places, words, sentences
+            and ``marked``.
+        strength: how strongly these rows act, above 0 and up to 1, which is as the plan says.
+        called: how messages call the plan.
 
     Raises:
         InputError: the model is no causal language model.
-        PlanError: the plan does nothing when a model writes, needs more of a prompt, or the model has a plan of its own that shapes
-            it.
+        PlanError: the plan does nothing when a model writes, has rows that must be trained, or needs features that a prompt does not
+            have; or the model already has a plan of its own that acts when it writes.
     """
 
     given = ("marked",)
@@ -93,7 +101,7 @@ class Writer(LiveModel):
             wanted = check_bare_text(plan, folder, self.takes_masks, self.given)
             self.needed = tuple(dict.fromkeys((*self.needed, *wanted)))
             if not isinstance(self.handle, Unguided):
-                self.handle.remove()  # its losses have done their work
+                self.handle.remove()  # a plan of losses, which do nothing when a model writes
             self.handle = guidance.install(self.model, Plan(rows), self.wrapped_tokenizer(), training=False)
 
     @staticmethod
@@ -121,7 +129,7 @@ class Writer(LiveModel):
             )
 
     def reads_marks(self) -> bool:
-        """Whether a guide looks at what is marked."""
+        """Whether a guide reads which tokens are marked."""
         return "marked" in self.handle.plan.needs(training=False)
 
     def write(self, prompt: Prompt, *, max_new_tokens: int, **search: Any) -> str:
@@ -131,8 +139,8 @@ class Writer(LiveModel):
             search: further settings of ``generate`` of transformers, such as ``do_sample``, ``temperature``, ``num_beams``.
 
         Raises:
-            InputError: the prompt is empty, the model has no room for a token after it, or nothing is marked in it and the plan asks
-                for that.
+            InputError: the prompt is empty, the model has no room for a token after it, or the plan reads marks and the prompt has
+                none.
         """
         batch = self.read([prompt.text])
         encoding = batch.encodings[0]

@@ -98,7 +98,8 @@ class Task(Objective, ABC):
         output: the name of the model's output, if it has only one; it tells a trained model's task.
         form: how an attack on its outputs is judged; see `guidance.mechanisms.attacks.divergence`.
         together: whether rows of the same document are one example.
-        reads_last: whether it reads each row at its end, where a causal language model has read all of it.
+        reads_last: whether it can judge a row by its last token alone, as it must with a causal language model, in which no
+            other token sees the whole row.
         counted: what the scores of a class are about, of which an evaluation says how many there are.
     """
 

@@ -23,7 +23,8 @@ from pipelines.training.objective import Objective
 
 
 def prepare(setup: Setup, objective: type[Objective]) -> CausalLM:
-    """Raises InputError when data, plan, model and settings do not fit each other, or the model is not causal."""
+    """The learner of a run.  Raises InputError when data, plan, model and settings do not fit each other, or the model is not
+    causal."""
     model = build_model(setup, objective, setup.plan.for_part("model"))
     check_lengths(model.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
     try:
@@ -36,17 +37,23 @@ def prepare(setup: Setup, objective: type[Objective]) -> CausalLM:
 
 @dataclass(frozen=True)
 class CausalBatch(MaskedBatch):
-    """One micro-batch of rows; a label is what follows the token at its place.
+    """One micro-batch of rows, in which the label of a token is the token after it; see `next_words`.
 
     Attributes:
-        positions: the place of each token in its document.
+        positions: the place of each token in its document, from 0.
     """
 
     positions: list[np.ndarray] = field(default_factory=list)
 
     @classmethod
     def of(cls, ids: list[np.ndarray], separator: int, words: np.ndarray, **more: Any) -> CausalBatch:
-        """The batch of some sequences; see `guidance.objectives.causal_lm` for the other arguments."""
+        """The batch of some sequences.
+
+        Args:
+            separator: the id between documents.
+            words: the ids that are always predicted; see `guidance.objectives.causal_lm.words_of`.
+            more: columns and origins, as in `MaskedBatch`.
+        """
         starts = [starts_of(row, separator) for row in ids]
         labels = [next_words(row, its, words) for row, its in zip(ids, starts, strict=True)]
         return cls(seen=ids, labels=labels, positions=[positions_of(its) for its in starts], **more)
@@ -65,7 +72,7 @@ class CausalInputs(Inputs):
     """A `CausalBatch` as tensors on a device.
 
     Attributes:
-        valid_BT: 0 at padding; the attention mask of the model, if it has one, is (B, 1, T, T).
+        valid_BT: 0 at padding.  Guides read it as their attention mask; that of the model, if it gets one, is (B, 1, T, T).
     """
 
     valid_BT: Tensor
@@ -78,7 +85,8 @@ class CausalInputs(Inputs):
 class CausalLM(LanguageModel):
     """Causal language modelling.
 
-    An attack is judged by the predicted tokens alone, since the first token of a sequence sees only itself.
+    An attack is judged by the predicted tokens alone.  The first token, which stands for the sequence in masked models, sees
+    only itself here.
     """
 
     TASKS = ("clm",)
@@ -99,5 +107,5 @@ class CausalLM(LanguageModel):
         return inputs
 
     def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
-        # with a cache transformers would not look for documents
+        # with a cache transformers would not keep documents apart
         return logits_at(model, inputs.places_N, **inputs.model, **extra, use_cache=False)

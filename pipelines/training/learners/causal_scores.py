@@ -1,7 +1,7 @@
 """How ``guide evaluate`` measures causal language models: perplexity per token, and bits per byte of text.
 
-Every token is predicted from those of its document before it in its sequence.  Tokens depend on the tokenizer and bytes do not, so
-bits per byte compare models with different vocabularies.
+Every token is predicted from the tokens before it that are in the same document and the same sequence.  Bits per byte do not depend
+on the tokenizer, so they compare models with different vocabularies.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pipelines.training.models import read_tokenizer
 from pipelines.training.plan_inputs import features
 
 OF_NEXT_WORDS = ("sequence", "predicted", "guessed", "nats", "bytes")
-"""The columns of the predictions."""
+"""The columns of ``predictions.parquet``."""
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """What the learner reads of a configuration, for a model that is only measured."""
+    """The settings that the learner reads, for a model that is only measured."""
 
     valid_sequences: int
     seed: int = 0
@@ -89,7 +89,8 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle) -> None:
 
 
 def bytes_of_sequences(data: Artifact, corpus: Artifact, split: str) -> np.ndarray:
-    """How many bytes the text of each sequence of a split has in UTF-8, int64; white space between sequences counts in none."""
+    """The length of the text of each sequence of a split in bytes of UTF-8, int64 (sequences,).  White space between sequences
+    counts in none of them."""
     name = f"{split}.parquet"
     (document, lengths), (sentence, _), (start, _), (end, _) = (
         read_column(data, name, column, kind, np.asarray)
@@ -121,10 +122,10 @@ def bytes_of_sequences(data: Artifact, corpus: Artifact, split: str) -> np.ndarr
 
 
 def compare(one: Table, other: Table) -> list[Compared]:
-    """Loss, accuracy and bits per byte of two models beside each other.
+    """The loss, the accuracy and, where the text is known, the bits per byte of two models, compared sequence by sequence.
 
     Raises:
-        InputError: they did not read the same sequences.
+        InputError: the models did not predict the same tokens.
     """
     if any(list(one[name]) != list(other[name]) for name in ("predicted", "bytes")):
         raise InputError("the two models did not predict the same tokens", hint="sequences of one tokenizer")

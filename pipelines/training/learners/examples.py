@@ -137,8 +137,8 @@ class ExampleLearner(Learner):
 
 
 def _prepare_causal(model: Any, task: Task, setup: Setup) -> None:
-    """Tell a causal language model what is padding, since transformers reads the last token before it.  Raises InputError if the
-    task reads tokens from which much of the text is hidden."""
+    """Tell a causal language model the id of padding, since transformers classifies a text by the last token before its padding.
+    Raises InputError if the task reads other tokens, which do not see the text after them."""
     if not task.reads_last:
         raise InputError(
             f"{setup.folder}: a causal language model, and {task.name} reads words whose context is still to come",

@@ -1,4 +1,4 @@
-"""The learner of all objectives that predict words: what masked and causal language models share."""
+"""What the learners of masked and of causal language models share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pipelines.training.learners.masked_batches import MaskedBatch
 
 
 class LanguageModel(Learner):
-    """Predicts words of sequences; see `pipelines.training.learners.guided.Learner`."""
+    """A learner whose model predicts words of sequences."""
 
     TASKS: ClassVar[tuple[str, ...]]
-    """The names that `task_losses` gives; the first is that of the objective, and decides which step is best."""
+    """The names of the losses of `task_losses`.  The first is that of the objective, and decides which step is best."""
 
     JUDGED: ClassVar[tuple[str, ...]] = ("tokens", "sentence")
-    """The outputs that an attack is judged by: the words that are predicted, and what stands for a whole sequence."""
+    """The outputs by which an attack is judged: the predicted words, and the output that stands for a whole sequence."""
 
     def __init__(self, setup: Setup, model: Any, words: np.ndarray) -> None:
         """

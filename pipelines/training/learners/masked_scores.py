@@ -212,7 +212,12 @@ def _finish(
     counts: Mapping[str, int] | None = None,
     pseudo: tuple[Setup, Any, Any],
 ) -> None:
-    """Write the metrics of predicted words, and ``more``, which ``signatures`` describe; ``pseudo``: what `_pseudo` needs."""
+    """Write the metrics of predicted words.
+
+    Args:
+        more: further metrics, which ``signatures`` describe.
+        pseudo: the arguments of `_pseudo` after the run.
+    """
     masked = columns.sum("masked")
     if not masked:
         raise InputError(

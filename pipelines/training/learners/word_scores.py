@@ -47,10 +47,11 @@ def score_schema(names: Sequence[str]) -> pa.Schema:
 def passes(
     run: Run, learner: LanguageModel, filling: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, Any, Inputs, Any]]:
-    """The numbers of the sequences of each batch, the batch, its inputs and the output of the model.
+    """For each batch the numbers of its sequences, the batch, its inputs, and the output of the model.
 
     Args:
-        filling: what a generator did is added here: its loss, its right predictions, its mis-predictions, masked tokens.
+        filling: (4,), to which each batch adds what a generator did: its loss, its right predictions, its mis-predictions, and
+            the number of masked tokens.
     """
     handle, size, number = learner.guided.handle, run.config.batch_size, learner.num_valid
     lengths = learner.splits["valid"].lengths[getattr(learner, "validation", np.arange(number))]
@@ -70,7 +71,13 @@ def passes(
 
 
 def words_of_rows(logits_NV: Tensor, inputs: Inputs, length: int, size: int) -> dict[str, np.ndarray]:
-    """Of each sequence of a batch: masked tokens, those that were predicted, and the likelihood."""
+    """For each sequence of a batch how many tokens are judged (``masked``), how many of them the model finds most likely
+    (``correct``), and their negative log-likelihood in nats (``nll``).
+
+    Args:
+        length: the tokens of a padded row.
+        size: the rows.
+    """
     row_N = inputs.places_N.cpu().numpy() // length
     right_N = (logits_NV.argmax(-1) == inputs.labels_N).cpu().numpy()
     return {
@@ -111,11 +118,12 @@ class Columns:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """None where there is nothing to divide by."""
+    """The part by the whole; None if the whole is 0."""
     return part / whole if whole else None
 
 
 def exp_of(loss: float) -> float | None:
+    """The perplexity of a loss in nats; None if it is too large for a number."""
     return math.exp(loss) if loss < 700 else None
 
 
@@ -128,6 +136,7 @@ def write_scores(
     counts: Mapping[str, int],
     **more: Any,
 ) -> None:
+    """Write ``predictions.parquet`` and ``metrics.json``.  Raises NumericalError if a metric is not finite."""
     for name, value in metrics.items():
         if value is not None and not math.isfinite(value):
             raise NumericalError(f"{name} is not finite ({value})", hint="were the weights of the model finite?")

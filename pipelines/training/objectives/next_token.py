@@ -39,7 +39,8 @@ class CausalLanguageModelling(Objective):
 
     @classmethod
     def tokenizer_of(cls, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Names the tokens that begin and end sequences as other tools ask for them in causal models: ``bos`` and ``eos``."""
+        """The same files, in which the tokens that begin and end sequences are also ``bos_token`` and ``eos_token``, the names that
+        other tools look for in causal models."""
         settings = json.loads(files["tokenizer_config.json"])
         known = (("bos_token", "cls_token"), ("eos_token", "sep_token"))
         named = {name: settings[role] for name, role in known if role in settings} | settings

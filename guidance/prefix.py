@@ -25,7 +25,7 @@ class Prefix:
     """The tokens that a cache was filled with, as one plan has read them.
 
     Attributes:
-        states: by site and place, those of the last tokens before `mix` changed them; values after it did.
+        states: by site and place, the states of the tokens before `mix` changed them; values after it did.
     """
 
     plan: Plan

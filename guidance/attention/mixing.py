@@ -39,7 +39,7 @@ def mixed(
 ) -> Tensor:
     """States with what all rows add that mix in a place: (B, Q, H, D) of heads, or (B, Q, d) of the layer.
 
-    With a cache, these are the states of new tokens, and those that they mix in of earlier ones are kept beside it.
+    With a cache, these are the states of new tokens, and those of earlier tokens are kept beside the cache.
     """
     rows = [row for row in _rows_at(guidance, site) if place in row.mechanism.places]
     if not rows:
@@ -48,10 +48,11 @@ def mixed(
     reach = _reach(shifts, others)
     states_BTx, queries = states_BQx, states_BQx.shape[1]
     if (earlier := guidance.earlier.get((site, place))) is not None:
-        states_BTx = torch.cat([_last(earlier, reach), states_BQx], dim=1)
-    if guidance.kept is not None:  # a cache may drop again what this call has added
-        guidance.kept[site, place] = _last(states_BTx, None if reach is None else reach + queries)
-    return _with(states_BTx, queries, scope, shifts, others)
+        states_BTx = torch.cat([earlier, states_BQx], dim=1)
+    if guidance.kept is not None:  # all of them: a cache may drop again what several calls have added
+        guidance.kept[site, place] = states_BTx
+    seen = _last(states_BTx, None if reach is None else reach + queries)
+    return _with(seen, queries, scope, shifts, others)
 
 
 def mixed_values(

@@ -256,6 +256,18 @@ def test_what_happens_to_a_cache_happens_to_what_it_keeps() -> None:
 
 
 @torch.no_grad()
+def test_a_cache_may_drop_more_tokens_than_its_last_call_has_added() -> None:
+    model = guided("gpt2", EVERYTHING)
+    full = batch((9, 9, 9))
+    cached = DynamicCache()
+    for start, stop in ((0, 5), (5, 6), (6, 7), (7, 8)):
+        model(**arguments("gpt2", full, start, stop), past_key_values=cached)
+    cached.crop(-3)
+    found = model(**arguments("gpt2", full, 5, 9), past_key_values=cached).logits
+    torch.testing.assert_close(found, model(**full).logits[:, 5:], rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
 def test_a_model_that_makes_its_cache_itself_lets_it_keep_what_guides_have_read() -> None:
     model, handle = installed("gpt2", EVERYTHING)
     model.double()

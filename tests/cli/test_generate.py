@@ -74,14 +74,14 @@ def test_it_writes_what_the_logits_of_whole_texts_say_with_the_plan(work: Simple
     written = writer.write(Prompt(text, (span,)), max_new_tokens=6)
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
-    plain_logits: list[torch.Tensor] = []
+    of_prompt: list[torch.Tensor] = []  # the logits after the prompt, without and with the plan
     for has_plan in (False, True):
         ids = encoding.ids[: max(n for n, part in enumerate(encoding.sequence_ids, 1) if part is not None)]
         prompt_length = len(ids)
         if has_plan:
             row = Plan.parse(BIAS.replace("[0]\n", "[0]\nstrength = 0.5\n"))
             handle = guidance.install(model, row)
-        for _ in range(6):
+        for step in range(6):
             ids_BT = torch.tensor([ids])
             marked = torch.tensor([[n == first for n in range(len(ids))]])
             extra = (
@@ -91,12 +91,12 @@ def test_it_writes_what_the_logits_of_whole_texts_say_with_the_plan(work: Simple
             )
             with torch.no_grad():
                 logits = model(input_ids=ids_BT, use_cache=False, **extra).logits[0, -1]
-            plain_logits.append(logits)
+            of_prompt += [logits] if step == 0 else []
             ids.append(int(logits.argmax()))
             if ids[-1] == model.generation_config.eos_token_id:
                 break
     assert written == writer.tokenizer.decode(ids[prompt_length:], skip_special_tokens=True)
-    assert not torch.equal(plain_logits[0], plain_logits[len(plain_logits) // 2]), "the plan does something"
+    assert not torch.equal(*of_prompt), "the plan does something"
 
 
 def test_prompts_come_from_a_pipe_and_continuations_leave_as_json(

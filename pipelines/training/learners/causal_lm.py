@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,17 @@ def prepare(setup: Setup, objective: type[Objective]) -> CausalLM:
     causal."""
     model = build_model(setup, objective, setup.plan.for_part("model"))
     check_lengths(model.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
+    check_is_causal(model, setup.folder)
+    return CausalLM(setup, model)
+
+
+def check_is_causal(model: Any, folder: Path | None) -> None:
+    """See `check_causal`.  Raises InputError, which names the folder of the model, if it has one."""
     try:
         check_causal(model)
     except UnsupportedModel as error:
-        where = f"{setup.folder}: " if setup.folder else ""
+        where = f"{folder}: " if folder else ""
         raise InputError(f"{where}{error.message}", hint=error.hint) from error
-    return CausalLM(setup, model)
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from guidance.errors import InputError, UnsupportedModel
+from guidance.errors import InputError
 from guidance.installation import Handle
-from guidance.objectives.causal_lm import check_causal
 from pipelines.engine.stage import Run
 from pipelines.metrics.comparison import Compared, OfSums, Table, compare_statistics
 from pipelines.storage.artifacts import Artifact
 from pipelines.text.corpus_files import whole_documents
 from pipelines.training.batches import Examples, read_column
 from pipelines.training.learner import Setup
-from pipelines.training.learners.causal_lm import CausalLM
+from pipelines.training.learners.causal_lm import CausalLM, check_is_causal
 from pipelines.training.learners.word_scores import Columns, exp_of, passes, words_of_rows, write_scores
 from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import read_tokenizer
@@ -50,10 +49,7 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     """
     data, config = run.inputs["sequences"], run.config
     if not handle.plan.shapes_outputs:  # a plan that does was checked when it was trained
-        try:
-            check_causal(model)
-        except UnsupportedModel as error:
-            raise InputError(f"{folder}: {error.message}", hint=error.hint) from error
+        check_is_causal(model, folder)
     tokenizer = read_tokenizer(data, masked=False, padded=False)
     check_model(model, folder, tokenizer)
     known: Any = {"features": features(handle.plan, training=False), "masks": run.inputs.get("masks")}

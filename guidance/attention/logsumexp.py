@@ -36,7 +36,7 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
 
 
 def fitting(call: AttentionCall, heads: tuple[int, ...]) -> tuple[int, ...]:
-    """The heads whose losses the kernel can serve: those that read a few scores of whole rows, and change nothing."""
+    """The heads that the kernel can compute: their losses read a few scores of each row, and no guide changes their attention."""
     batch = call.batch
     is_plain = call.dropout == 0 and call.softcap is None and call.position_bias is None and batch.recorded is None
     has_kernel = call.query.device.type == "cpu" and call.query.shape[-1] == call.key.shape[-1] == call.value.shape[-1]
@@ -51,15 +51,11 @@ def fitting(call: AttentionCall, heads: tuple[int, ...]) -> tuple[int, ...]:
         for a in call.making(name, heads)
         for head in a.heads
     }
-    mine = {head for assignment in targets for head in assignment.heads} - busy
-    left = -1
-    while left != len(mine):  # a guide's heads are measured together
-        left = len(mine)
-        for assignment in targets:
-            if not mine.issuperset(assignment.heads) or not _fits(
-                call, assignment.mechanism.target(call.prepared(assignment))
-            ):
-                mine.difference_update(assignment.heads)
+    mine = {head for assignment in targets for head in assignment.heads}
+    left = [a for a in targets if not (busy.isdisjoint(a.heads) and _fits(call, a.mechanism.target(call.prepared(a))))]
+    while left:  # the heads of a guide are measured together
+        mine.difference_update(*(a.heads for a in left))
+        left = [a for a in targets if not (mine.issuperset(a.heads) or mine.isdisjoint(a.heads))]
     return tuple(head for head in heads if head in mine)
 
 

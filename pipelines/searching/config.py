@@ -95,6 +95,8 @@ class PretrainConfig(SearchConfig, pretrain.Config):
     """Settings of a search with pre-training; all others are those of the runs."""
 
     later: ClassVar[Set[str]] = _SINCE_ROWS
+    select: ClassVar[str] = "loss"
+    parser: ClassVar[str] = ""
 
     @model_validator(mode="after")
     def _check_pretraining(self) -> Self:

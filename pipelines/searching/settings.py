@@ -24,6 +24,11 @@ EXAMPLE = "--grid learning-rate=1e-5,2e-5"
 PLAN_EXAMPLE = "--grid plan.next.weight=1,10,100, where next is the name of a row, or its number from 1"
 
 
+def as_flag(name: str) -> str:
+    """The name of an axis as people write it after ``--grid``; rows and keys of a plan keep their underscores."""
+    return name if name.startswith(PLAN) else name.replace("_", "-")
+
+
 @dataclass(frozen=True)
 class Axis:
     """What varies, and its values.
@@ -120,15 +125,15 @@ def axes_of(grid: Sequence[str], known: Collection[str]) -> list[Axis]:
             axis = Axis(name.replace("-", "_"), tuple(value.strip() for value in values.split(",")))
             _check_setting(text, axis, known)
         if axis.name in axes:
-            raise InputError(f"--grid names {name.replace('_', '-')} twice")
+            raise InputError(f"--grid names {as_flag(axis.name)} twice")
         axes[axis.name] = axis
     return list(axes.values())
 
 
 def _check_setting(text: str, axis: Axis, known: Collection[str]) -> None:
-    flag, values = axis.name.replace("_", "-"), axis.values
+    flag, values = as_flag(axis.name), axis.values
     if axis.name not in known:
-        near = did_you_mean(flag, [name.replace("_", "-") for name in known])
+        near = did_you_mean(flag, [as_flag(name) for name in known])
         raise InputError(f"--grid {text}: {flag} is no setting that can vary{near}", hint="guide search -h lists them")
     if values == ("",) or ("" in values and axis.name != "plan") or len(set(values)) < len(values):
         raise InputError(f"--grid {text}: not NAME=VALUE,VALUE with different values", hint=EXAMPLE)

@@ -17,7 +17,7 @@ from typing import Any
 from guidance.errors import GuideError, InputError, Interrupted, MachineError, NumericalError, counted
 from pipelines.engine.executor import Workers, run_all
 from pipelines.progress import Progress, log
-from pipelines.searching.settings import Setting
+from pipelines.searching.settings import Setting, as_flag
 from pipelines.stages import evaluate, finetune, pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import DryStore
@@ -74,6 +74,7 @@ class Trial:
         data: references of the dataset, or of the sequences.
         config: all settings of the run.
         selected_on: whether its validation counts in the choice of a setting.
+        chosen: whether its setting is the best of its fold, at its start and for its rows.
     """
 
     fold: int
@@ -85,15 +86,21 @@ class Trial:
     config: TrainingConfig
     start: Start | None = None
     selected_on: bool = True
+    chosen: bool = False
     outcome: Outcome = field(default_factory=Outcome)
     model: Artifact | None = None
     evaluation: Artifact | None = None
 
+    @property
+    def varied(self) -> dict[str, Any]:
+        """What varies and its values, as people read them: the rows that are kept, and the settings."""
+        kept = {} if self.rows is None else {"rows": "+".join(self.rows) or "none"}
+        return kept | dict(self.shown)
+
     def __str__(self) -> str:
         begun = [f"from step {self.start.step}"] if self.start else []
-        kept = [] if self.rows is None else [f"rows={'+'.join(self.rows) or 'none'}"]
-        parts = [f"{name.replace('_', '-')}={value}" for name, value in self.shown.items()]
-        return ", ".join([*begun, *kept, *parts, f"seed {self.config.seed}"])
+        parts = [f"{as_flag(name)}={value}" for name, value in self.varied.items()]
+        return ", ".join([*begun, *parts, f"seed {self.config.seed}"])
 
 
 @dataclass(frozen=True)

@@ -111,27 +111,18 @@ def run(data: str | Sequence[str], config: AnyConfig, *, store: Store, **options
                 _check_validation(first)
         parts = _parts(inputs, config, store, options)
         trials = list(_trials(config, row, settings, parts, starts, store))
-        measures = Measures(
-            row.name if isinstance(config, Config) else "",
-            getattr(config, "select", "loss"),
-            config.weights,
-            config.device,
-            getattr(config, "parser", ""),
-            "".join(config.masks[:1]),
-            config.scores,
-        )
+        measures = _measures(config, row)
         mine = share_of(trials, config.shard)
         nothing_to_choose = not config.test_seeds and (config.test_every or len(settings) == compared)
         run_trials(mine, measures, config, store, progress, test=nothing_to_choose)
         if config.shard:
             log.info("--shard %s: %d of %d runs are done", config.shard, len(mine), len(trials))
             return None
-        chosen = _chosen(trials, config)
-        tested = trials if config.test_every else chosen
+        _choose(trials, config)
+        tested = [trial for trial in trials if trial.chosen or config.test_every]
         if config.test_seeds:
             tested = _with_test_seeds(tested, config)
             trials = sorted([*trials, *tested], key=_place)
-            chosen += [trial for trial in tested if any(_place(trial)[:3] == _place(one)[:3] for one in chosen)]
         if not nothing_to_choose:
             run_trials(tested, measures, config, store, progress, test=True)
         for trial in trials:
@@ -142,7 +133,7 @@ def run(data: str | Sequence[str], config: AnyConfig, *, store: Store, **options
         evaluations = [trial.evaluation for trial in trials if trial.evaluation is not None]
         inputs |= dict(zip(roles("evaluation", len(evaluations)), evaluations, strict=True))
 
-        write = functools.partial(build, trials=trials, chosen=chosen, task=row.name, labels=labels)
+        write = functools.partial(build, trials=trials, task=row.name, labels=labels)
         return run_stage(replace(STAGE, config=type(config), build=write), config, inputs, store=store, **options)
 
 
@@ -160,6 +151,19 @@ def _opened(
         raise InputError(f"{sequences.reference} has sequences; a search needs a dataset", hint=dataset.reference)
     task = task_for(config.task, dataset.counts, dataset.reference)
     return {"dataset": dataset}, task, finetune.resolved(config, task)
+
+
+def _measures(config: AnyConfig, row: type[Objective]) -> Measures:
+    """How the runs are measured."""
+    return Measures(
+        task="" if row.command == "pretrain" else row.name,
+        select=config.select,
+        weights=config.weights,
+        device=config.device,
+        parser=config.parser,
+        masks="".join(config.masks[:1]),
+        scores=config.scores,
+    )
 
 
 def _check_validation(data: Artifact) -> None:
@@ -334,15 +338,15 @@ def _place(trial: Trial) -> tuple[int, int, int, int]:
     return trial.fold, trial.start.step if trial.start else 0, trial.number, trial.config.seed
 
 
-def _chosen(trials: Sequence[Trial], config: AnyConfig) -> list[Trial]:
-    """The runs of the setting that is best in each fold, at each moment and for each set of rows; of equal ones the first."""
-    chosen: list[Trial] = []
-    sign = -1.0 if getattr(config, "select", "loss") == "loss" else 1.0
+def _choose(trials: Sequence[Trial], config: AnyConfig) -> None:
+    """Mark the runs of the best setting in each fold, at each moment and for each set of rows; of equal settings the first."""
+    sign = -1.0 if config.select == "loss" else 1.0
     for _, runs in itertools.groupby(trials, key=lambda trial: (trial.fold, trial.start, trial.setting.kept)):
         own = list(runs)
         groups = [own[start : start + config.seeds] for start in range(0, len(own), config.seeds)]
-        chosen += max(groups, key=lambda group: sign * statistics.fmean(trial.outcome.valid or 0.0 for trial in group))
-    return chosen
+        best = max(groups, key=lambda group: sign * statistics.fmean(trial.outcome.valid or 0.0 for trial in group))
+        for trial in best:
+            trial.chosen = True
 
 
 def _with_test_seeds(trials: Sequence[Trial], config: AnyConfig) -> list[Trial]:
@@ -381,13 +385,11 @@ def run_schema(metrics: Sequence[str] = ()) -> Any:
     return schema_of(COLUMNS | tested, may_be_null=("step", "seconds", "rows", "valid", "evaluation", *tested))
 
 
-def build(
-    run: Run, trials: Sequence[Trial] = (), chosen: Sequence[Trial] = (), task: str = "", labels: Sequence[str] = ()
-) -> None:
+def build(run: Run, trials: Sequence[Trial] = (), task: str = "", labels: Sequence[str] = ()) -> None:
     """Write the tables of a search.
 
     Args:
-        trials: all runs; ``chosen``: those with the settings that are best, also the ones that only the test uses.
+        trials: all runs, also those that only the test uses.
         task: what is learned.
         labels: of all rows of the plan, where the rows vary.
     """
@@ -404,7 +406,7 @@ def build(
             "model": trial.model.id if trial.model else "",
             "valid": trial.outcome.valid,
             "selected_on": trial.selected_on,
-            "chosen": any(trial is other for other in chosen),
+            "chosen": trial.chosen,
             "evaluation": trial.evaluation.id if trial.evaluation else None,
             **{f"test/{name}": trial.outcome.metrics.get(name) for name in names},
         }
@@ -412,7 +414,7 @@ def build(
     ]
     with run.out.parquet(RUNS, schema) as writer:
         writer.write_table(pa.Table.from_pylist(rows, schema))
-    reported = [trial for trial in chosen if trial.outcome.evaluations or not run.config.test_seeds]
+    reported = [trial for trial in trials if trial.chosen and (trial.outcome.evaluations or not run.config.test_seeds)]
     steps = sorted({row["step"] for row in rows if row["step"] is not None})
     along = {
         str(step): {
@@ -423,7 +425,7 @@ def build(
     }
     summary = {
         "task": task,
-        "select": getattr(run.config, "select", "loss"),
+        "select": run.config.select,
         "runs": len(trials),
         "chosen": [row["setting"] for row in rows if row["chosen"] and row["selected_on"]],
         # means over different rows of a plan would be of nothing
@@ -438,8 +440,7 @@ def build(
 
 def _written(trial: Trial) -> str:
     """What varies, NAME=VALUE with spaces between."""
-    kept = [] if trial.rows is None else [f"rows={'+'.join(trial.rows) or 'none'}"]
-    return " ".join([*kept, *(f"{name}={value}" for name, value in trial.shown.items())])
+    return " ".join(f"{name}={value}" for name, value in trial.varied.items())
 
 
 def _by_setting(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.engine.declaration import Table
+from pipelines.searching.settings import as_flag
 from pipelines.stages.search import FRESH
 from pipelines.storage.artifacts import Artifact
 
@@ -42,7 +43,7 @@ def labels_of_settings(search: Artifact) -> dict[str, str]:
 def _label(setting: str, found: Mapping[str, Any], rows: Sequence[str] | None, one_out: bool) -> str:
     if "values" not in found:  # of a search before rows could vary
         return _as_flags(setting) or "(no grid)"
-    values = [f"{name.replace('_', '-')}={_plain(value)}" for name, value in found["values"].items()]
+    values = [f"{as_flag(name)}={_plain(value)}" for name, value in found["values"].items()]
     kept = [] if rows is None else [rows_label(found["rows"], rows, one_out)]
     return ", ".join([*kept, *([" ".join(values)] if values else [])]) or "(no grid)"
 

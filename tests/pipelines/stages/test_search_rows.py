@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ from pipelines.searching.settings import Setting, axes_of, settings_of
 from pipelines.stages import evaluate, pretrain, search, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.views.search_tables import search_tables
+from pipelines.views.search_tables import labels_of_settings, search_tables
 from pipelines.views.searches import compare_searches, compare_settings
 from tests import finetunings, trainings
 from tests.trainings import one_thread  # noqa: F401
@@ -121,6 +122,17 @@ def test_values_of_a_plan_are_toml_and_words_need_no_quotes() -> None:
 def test_bad_axes_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         grid(text)
+
+
+def test_settings_are_shown_as_flags_and_rows_of_a_plan_by_their_own_names() -> None:
+    shown = {"learning_rate": 0.1, "plan.matching_token.weight": 3}
+    run = trials.Trial(0, 0, Setting({}), shown, None, ("text",), pretrain.Config())
+    assert str(run) == "learning-rate=0.1, plan.matching_token.weight=3, seed 0"
+    counts = {"settings": {"": {"values": shown}}}
+    found: Any = SimpleNamespace(counts=counts, manifest={"config": {}})
+    assert labels_of_settings(found) == {"": "learning-rate=0.1 plan.matching_token.weight=3"}
+    with pytest.raises(InputError, match=r"names plan\.a_b\.weight twice"):
+        grid("plan.a_b.weight=1", "plan.a_b.weight=2")
 
 
 def test_a_row_that_is_left_out_does_not_vary() -> None:

@@ -142,7 +142,7 @@ def _compare_settings(session: Session, reference: str) -> None:
     """What one search has found, and how the settings that it tested differ from the first."""
     from pipelines.views.search_tables import search_tables
     from pipelines.views.searches import compare_settings
-    from pipelines.views.tested_tables import as_json, tested_tables
+    from pipelines.views.tested_tables import as_json, tables_of_tests
 
     with session.store.load(reference, kind="search") as search:
         found, tests = search_tables(search), compare_settings(search)
@@ -150,8 +150,7 @@ def _compare_settings(session: Session, reference: str) -> None:
     lines: list[str] = []
     for each in found:
         lines += [""] * bool(lines) + table(each.titles, each.rows)
-    own = {name: name for tested in tests for name in (tested.baseline, tested.other)}
-    for pair in tested_tables(tests, own):
+    for pair in tables_of_tests(tests):
         lines += ["", *table(pair.titles, pair.cells)]
     session.answer(facts, lines)
     if not tests:
@@ -162,7 +161,7 @@ def _compare_results(session: Session, kind: str, references: list[str]) -> None
     """Compare evaluations, or searches."""
     from pipelines.views.evaluations import compare_evaluations, labels_of
     from pipelines.views.searches import compare_searches, equal_scores
-    from pipelines.views.tested_tables import as_json, reached_tables, tested_tables
+    from pipelines.views.tested_tables import as_json, reached_tables, tables_of_tests
 
     if len(references) < 2 and kind == "search":
         return _compare_settings(session, references[0])
@@ -177,6 +176,6 @@ def _compare_results(session: Session, kind: str, references: list[str]) -> None
         along = {"equal_scores": [dataclasses.asdict(each) for each in reached]} if reached else {}
         return say_json({"comparisons": [as_json(tested) for tested in tests], **along})
     lines: list[str] = []
-    for each in (*tested_tables(tests, label), *reached_tables(reached, label)):
+    for each in (*tables_of_tests(tests, label), *reached_tables(reached, label)):
         lines += [""] * bool(lines) + table(each.titles, each.cells, whole=("baseline", "other"))
     session.answer({}, lines)

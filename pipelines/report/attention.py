@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from pipelines.probing.one_text import TextAttention
 
 TOKENS = 20
-"""Of the text; more could not be read."""
+"""How much of the text is drawn; the labels of more tokens could not be read."""
 
 MOST_MODELS, MOST_HEADS = 4, 5
+"""How many models are drawn, and how many heads of each."""
+
+TOKENIZER = "tokenizer/tokenizer.json"
 
 
 def section(runs: Runs, text: str | None, notes: list[str]) -> Section | None:
@@ -51,13 +54,12 @@ def _beginning(model: Artifact, runs: Runs) -> str:
     from tokenizers import Tokenizer
 
     with runs.store.load_input(model, "sequences", verify=False) as data:
-        split = next((name for name in ("valid.parquet", "train.parquet") if name in data.files), "")
-        tokenizer = next((name for name in ("tokenizer/tokenizer.json",) if name in data.files), "")
-        if not split or not tokenizer:
+        split = next((name for name in ("valid.parquet", "train.parquet") if name in data.files), None)
+        if split is None or TOKENIZER not in data.files:
             raise InputError(f"{data.reference} has no text to show", hint="give one with --text")
         with data.open(split) as file:
             first = next(pq.ParquetFile(file).iter_batches(batch_size=1, columns=["id"])).column("id")[0].as_py()
-        decoded: str = Tokenizer.from_str(data.read(tokenizer).decode()).decode(list(first), skip_special_tokens=True)
+        decoded: str = Tokenizer.from_str(data.read(TOKENIZER).decode()).decode(list(first), skip_special_tokens=True)
     return decoded
 
 
@@ -102,8 +104,7 @@ def _changed(before: TextAttention, after: TextAttention) -> Sequence[tuple[int,
     changes: dict[tuple[int, int], float] = {}
     for one in after.heads:
         if one.kind == "self":
-            maps = (looked.map(one.layer, one.head) for looked in (before, after))
-            first, last = maps
+            first, last = (looked.map(one.layer, one.head) for looked in (before, after))
             if first.shape == last.shape:
                 changes[one.layer, one.head] = float(np.abs(last - first).sum(-1).mean())
     if not changes:

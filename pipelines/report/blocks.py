@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.views.comparison_tables import Table, markdown_table, numeric_columns
+from pipelines.views.evaluations import Tested
+from pipelines.views.tested_tables import tables_of_tests
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Listing:
 def notes_of(texts: Iterable[str]) -> list[Prose]:
     """Remarks, as `guide compare` makes them, as paragraphs of their own."""
     return [Prose(f"Note: {text}.", note=True) for text in texts]
+
+
+def grids_of_tests(name: str, tests: Sequence[Tested]) -> list[Grid]:
+    """The tables of some tests; their files are called ``NAME-test-1`` and so on."""
+    return [Grid(f"{name}-test-{n}", table) for n, table in enumerate(tables_of_tests(tests), 1)]
 
 
 Block = Prose | Items | Grid | Picture | Listing

@@ -12,7 +12,7 @@ from guidance.errors import InputError, counted
 from pipelines import papers
 from pipelines.progress import Progress
 from pipelines.report import attention, commands, methods, origin, published, results, training
-from pipelines.report.blocks import Grid, Report, Section, as_markdown, notes_of
+from pipelines.report.blocks import Report, Section, as_markdown, notes_of
 from pipelines.report.given import Runs, open_all
 from pipelines.report.page import as_html
 from pipelines.report.published import Ours
@@ -20,8 +20,7 @@ from pipelines.storage.files import write_file
 from pipelines.storage.store import Store
 from pipelines.views import comparison_tables
 from pipelines.views.comparison import Comparison
-from pipelines.views.evaluations import Tested
-from pipelines.views.tested_tables import as_json, tested_tables
+from pipelines.views.tested_tables import as_json
 
 
 def make(
@@ -59,7 +58,7 @@ def make(
         sections: list[Section] = [origin.lineage(runs)]
         if table is not None:
             sections.append(published.section(table, _ours(runs, compared, parts)))
-        sections += _training(compared, of_training)
+        sections += training.sections(compared, of_training)
         sections += [section for _, section, _, _ in parts]
         if (shown := attention.section(runs, text, notes)) is not None:
             sections.append(shown)
@@ -95,18 +94,6 @@ def _lead(runs: Runs) -> str:
     ]
     last = max(str(each.artifact.manifest.get("created", "")) for each in runs.given)[:10]
     return f"{', '.join(numbers)}" + (f"; the last of them was made on {last}." if last else ".")
-
-
-def _training(
-    compared: Sequence[tuple[training.Family, Comparison]], tests: Sequence[Sequence[Tested]]
-) -> list[Section]:
-    """The sections of training, each with its tests after its tables."""
-    found = []
-    for section, own in zip(training.sections(compared), tests, strict=True):
-        label = {each: each for tested in own for each in (tested.baseline, tested.other)}
-        grids = [Grid(f"{section.name}-test-{n}", each) for n, each in enumerate(tested_tables(own, label), 1)]
-        found.append(Section(section.name, section.title, [*section.blocks[:-1], *grids, section.blocks[-1]]))
-    return found
 
 
 def _ours(runs: Runs, compared: Sequence[tuple[training.Family, Comparison]], parts: Sequence[Any]) -> list[Ours]:

@@ -91,9 +91,9 @@ def size_of(each: Given) -> str:
 def _tested(config: Mapping[str, Any]) -> str:
     """What a search has tested, after its choice."""
     of_rows = config.get("leave_one_out") or config.get("subsets")
-    what = "every setting" if config.get("test_every") else "that"
+    what = "every setting" if config.get("test_every") else "only that"
     seeds = f", with {counted(config['test_seeds'], 'other seed')}" if config.get("test_seeds") else ""
-    return f"{' for each set of rows of the plan' if of_rows else ''}; {'only ' * (what == 'that')}{what} was tested{seeds}"
+    return f"{' for each set of rows of the plan' if of_rows else ''}; {what} was tested{seeds}"
 
 
 def _measures(runs: Runs) -> Iterable[str]:

@@ -103,7 +103,9 @@ def section(table: PaperTable, ours: Sequence[Ours]) -> Section:
     blocks: list[Block] = []
     shown = [each for each in ours if any(name in each.figures for name in measured.values() if name)]
     for each in shown:
-        cells_of_ours = [_mean(each, measured.get(name), _scale(name, table)) for name in metrics]
+        cells_of_ours = [
+            _scaled(each.figures.get(measured.get(name) or "", Summary(())), _scale(name, table)) for name in metrics
+        ]
         rows.append(["ours", each.label, ", ".join(filter(None, (each.data, each.size))), *cells_of_ours])
     units = ", ".join(dict.fromkeys(n.unit for n in table.numbers if n.unit and n.unit not in ("label", "formula")))
     caption = f"{table.source}: {table.shows} ({units}), and ours; ± standard deviation where there is one"
@@ -156,23 +158,20 @@ def _scale(metric: str, table: PaperTable) -> float:
     return 100.0 if unit == "percent" or metric.endswith("x100") else 1.0
 
 
-def _digits(scale: float) -> int:
-    return 1 if scale == 100 else 3
-
-
 def _printed(number: Number) -> str:
     marks = [number.mark] if re.search("significant|quoted|not given", number.mark) else []
     spread = f" ± {number.deviation}" if number.deviation else ""
     return f"{number.value}{spread}" + "".join(f" ({mark})" for mark in marks)
 
 
-def _mean(each: Ours, name: str | None, scale: float) -> str:
-    summary = each.figures.get(name or "")
-    if summary is None or summary.mean is None:
+def _scaled(summary: Summary, scale: float, sign: str = "") -> str:
+    """A mean and its deviation in the unit of the paper; empty if there is none."""
+    if summary.mean is None:
         return ""
-    digits = _digits(scale)
-    spread = "" if summary.sd is None else f" ± {scale * summary.sd:.{digits}f}"
-    return rounded(scale * summary.mean, f".{digits}f") + spread
+    form = ".1f" if scale == 100 else ".3f"
+    return rounded(scale * summary.mean, sign + form) + (
+        "" if summary.sd is None else f" ± {scale * summary.sd:{form}}"
+    )
 
 
 def _gains(table: PaperTable, ours: Sequence[Ours], measured: Mapping[str, str]) -> list[list[str]]:
@@ -200,8 +199,4 @@ def _minus(second: Number | None, first: Number | None) -> str:
 
 def _gain(each: Ours, name: str, scale: float) -> str:
     summary, p = each.gains.get(name, (Summary(()), None))
-    if summary.mean is None:
-        return ""
-    digits = _digits(scale)
-    spread = "" if summary.sd is None else f" ± {scale * summary.sd:.{digits}f}"
-    return rounded(scale * summary.mean, f"+.{digits}f") + spread + ("" if p is None else f" (p {p_value(p)})")
+    return _scaled(summary, scale, "+") + ("" if p is None else f" (p {p_value(p)})")

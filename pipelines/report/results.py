@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from guidance.errors import GuideError
-from pipelines.metrics.significance import holm, paired_t
+from pipelines.metrics.significance import paired_t
 from pipelines.probing.heads import COLUMNS, heads_map, heads_of
-from pipelines.report.blocks import Block, Grid, Picture, Prose, Section, file_name, notes_of
+from pipelines.report.blocks import Block, Grid, Picture, Prose, Section, file_name, grids_of_tests, notes_of
 from pipelines.report.given import Given, Runs, grouped, without_seed
-from pipelines.views.comparison_tables import Table, rounded
-from pipelines.views.evaluations import Tested, compare_evaluations
+from pipelines.views.comparison_tables import Table, with_spread
+from pipelines.views.evaluations import Tested, compare_evaluations, corrected
 from pipelines.views.figures import Summary
 from pipelines.views.findings import findings_of
 from pipelines.views.search_tables import labels_of_settings, rows_label, search_tables
-from pipelines.views.searches import compare_searches, compare_settings, equal_scores, measured_runs
-from pipelines.views.tested_tables import reached_tables, tested_tables
+from pipelines.views.searches import compare_searches, compare_settings, data_of, equal_scores, measured_runs
+from pipelines.views.tested_tables import reached_tables
 
 MOST_MAPS = 6
 """Maps of one probe; its tables have all figures."""
@@ -49,12 +49,12 @@ class Scored:
 def evaluation_parts(runs: Runs) -> Iterator[tuple[list[Given], list[Scored]]]:
     """Evaluations of the same task on the same data, and the metrics of each model over its seeds."""
 
-    def data_of(each: Given) -> Any:
+    def topic(each: Given) -> Any:
         inputs = each.artifact.manifest["inputs"]
         data = next((inputs[role]["content"] for role in ("sequences", "corpus", "data") if role in inputs), "")
         return [each.artifact.counts.get("task"), data, each.config.get("split"), each.config.get("weights")]
 
-    for part in grouped(runs.of("evaluation"), data_of).values():
+    for part in grouped(runs.of("evaluation"), topic).values():
         yield (
             part,
             [_scored(label, group, runs) for label, group in grouped(part, lambda each: _model(each, runs)).items()],
@@ -79,14 +79,11 @@ def _scored(label: str, group: Sequence[Given], runs: Runs) -> Scored:
 def metric_table(scored: Sequence[Scored], caption: str) -> Table:
     """Means and sample standard deviations of all metrics, a model a row."""
     names = list(dict.fromkeys(name for each in scored for name in each.metrics))
-    cells = [[each.label, str(len(each.seeds)), *(_mean(each.summary(name)) for name in names)] for each in scored]
+    cells = [
+        [each.label, str(len(each.seeds)), *(with_spread(each.summary(name), ".4f") for name in names)]
+        for each in scored
+    ]
     return Table(caption, ["model", "n", *names], cells)
-
-
-def _mean(summary: Summary) -> str:
-    if summary.mean is None:
-        return "–"
-    return rounded(summary.mean, ".4f") + ("" if summary.sd is None else f" ± {summary.sd:.4f}")
 
 
 def tests_over_seeds(scored: Sequence[Scored]) -> list[Tested]:
@@ -104,8 +101,7 @@ def tests_over_seeds(scored: Sequence[Scored]) -> list[Tested]:
             difference = paired_t([b - a for a, b in zip(first, second, strict=True)])
             means = statistics.fmean(first), statistics.fmean(second)
             tests.append(Tested(base.label, other.label, metric, *means, difference, unit="seeds"))
-    corrected = holm([tested.difference.p for tested in tests])
-    return [replace(tested, corrected=p) for tested, p in zip(tests, corrected, strict=True)]
+    return corrected(tests)
 
 
 def tests_of_part(part: Sequence[Given], scored: Sequence[Scored], notes: list[str]) -> list[Tested]:
@@ -132,15 +128,10 @@ def evaluations(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested]
         name = f"evaluation-{number}"
         blocks: list[Block] = [
             Grid(f"{name}-metrics", metric_table(scored, f"{task}, split {split}{on}{several}")),
-            *_tested(name, tests),
+            *grids_of_tests(name, tests),
             *notes_of(notes),
         ]
         yield part, Section(name, f"Evaluation: {task}, {split}", blocks), tests, scored
-
-
-def _tested(name: str, tests: Sequence[Tested]) -> list[Block]:
-    label = {each: each for tested in tests for each in (tested.baseline, tested.other)}
-    return [Grid(f"{name}-test-{n}", table) for n, table in enumerate(tested_tables(tests, label), 1)]
 
 
 # searches
@@ -149,11 +140,10 @@ def _tested(name: str, tests: Sequence[Tested]) -> list[Block]:
 def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], list[Scored]]]:
     """A section for each task and its data: the settings of every search with their tests, and searches compared."""
 
-    def data_of(each: Given) -> Any:
-        data = next(iter(each.artifact.manifest["inputs"].values()))
-        return [each.artifact.counts.get("task"), data["content"]]
+    def topic(each: Given) -> Any:
+        return [each.artifact.counts.get("task"), data_of(each.artifact)]
 
-    for number, part in enumerate(grouped(runs.of("search"), data_of).values(), 1):
+    for number, part in enumerate(grouped(runs.of("search"), topic).values(), 1):
         name, notes, tests, scored = f"search-{number}", list[str](), list[Tested](), list[Scored]()
         blocks: list[Block] = []
         for each in part:
@@ -170,7 +160,7 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
                 )
                 for n, table in enumerate(search_tables(each.artifact), 1)
             ]
-            blocks += _tested(place, own)
+            blocks += grids_of_tests(place, own)
             tests += own
             scored += _measured(each, prefix)
         if len(part) > 1:
@@ -179,9 +169,8 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
                 between = compare_searches(artifacts, labels)
                 reached = equal_scores(artifacts, labels)
                 tests += between
-                blocks += _tested(f"{name}-compared", between)
-                named = {label: label for label in labels}
-                blocks += [Grid(f"{name}-reached", table) for table in reached_tables(reached, named)]
+                blocks += grids_of_tests(f"{name}-compared", between)
+                blocks += [Grid(f"{name}-reached", table) for table in reached_tables(reached)]
             except GuideError as error:
                 notes.append(error.message)
         if any(each.metrics for each in scored):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from guidance.errors import GuideError
-from pipelines.metrics.significance import holm, paired_t
+from pipelines.metrics.significance import paired_t
 from pipelines.progress import Progress
-from pipelines.report.blocks import Block, Grid, Picture, Section, notes_of
+from pipelines.report.blocks import Block, Grid, Picture, Section, grids_of_tests, notes_of
 from pipelines.report.given import Given, Runs
 from pipelines.storage.manifest import digest
 from pipelines.views import comparison
 from pipelines.views.comparison import Comparison
 from pipelines.views.comparison_tables import tables
 from pipelines.views.curves import Curve, read_curve
-from pipelines.views.evaluations import Tested
+from pipelines.views.evaluations import Tested, corrected
 from pipelines.views.learning_curves import run_curves
 
 OF_THE_PLAN = ("plan", "masks", "cooccur", "scores", "masking", "masking_run", "continued_from", "seed", "name")
@@ -105,13 +105,14 @@ def _differences(part: Sequence[Curve], everything: Sequence[Curve]) -> str:
     return ", ".join(f"{key.replace('_', ' ')} {own[key]}" for key in keys)
 
 
-def sections(found: Sequence[tuple[Family, Comparison]]) -> Iterator[Section]:
-    """A section for each family: all tables of `guide compare --group`, and the learning curves."""
-    for number, (family, compared) in enumerate(found, 1):
+def sections(found: Sequence[tuple[Family, Comparison]], tests: Sequence[Sequence[Tested]]) -> Iterator[Section]:
+    """A section for each family: all tables of `guide compare --group`, those of its tests, and the learning curves."""
+    for number, ((family, compared), own) in enumerate(zip(found, tests, strict=True), 1):
         suffix = f": {family.label}" if family.label else ""
         name = "training" if len(found) == 1 else f"training-{number}"
         blocks: list[Block] = [*notes_of(compared.notes)]
         blocks += [Grid(f"{name}-{each.name}", each) for each in tables(compared)]
+        blocks += grids_of_tests(name, own)
         blocks.append(_curves(f"{name}-curves", compared))
         yield Section(name, f"Training{suffix}", blocks)
 
@@ -152,5 +153,4 @@ def tests_of(compared: Comparison) -> list[Tested]:
                 tests.append(
                     Tested(base.group.label, row.group.label, words, first, second, paired_t(values), unit="seeds")
                 )
-    corrected = holm([tested.difference.p for tested in tests])
-    return [replace(tested, corrected=p) for tested, p in zip(tests, corrected, strict=True)]
+    return corrected(tests)

@@ -193,11 +193,11 @@ def _table(name: str, caption: str, rows: Sequence[Row], *columns: Column) -> Ta
 
 
 def _mean(name: str, form: str) -> Cell:
-    return lambda row: _with_spread(row.summary[name], form)
+    return lambda row: with_spread(row.summary[name], form)
 
 
 def _difference(name: str, title: str) -> list[Column]:
-    return [(title, lambda row: _with_spread(row.difference[name], "+.3f")), ("p", lambda row: p_value(row.p[name]))]
+    return [(title, lambda row: with_spread(row.difference[name], "+.3f")), ("p", lambda row: p_value(row.p[name]))]
 
 
 def rounded(value: float, form: str) -> str:
@@ -217,7 +217,7 @@ def _reached(name: str, never: str) -> Cell:
     def cell(row: Row) -> str:
         steps = row.summary[name]
         if steps.mean is not None:
-            return _with_spread(steps, ",.0f")
+            return with_spread(steps, ",.0f")
         if steps.known:
             return f"{steps.known} of {len(steps.values)}"
         return never if steps.values else MISSING
@@ -225,7 +225,8 @@ def _reached(name: str, never: str) -> Cell:
     return cell
 
 
-def _with_spread(summary: Summary, form: str) -> str:
+def with_spread(summary: Summary, form: str) -> str:
+    """A mean and, after ±, its standard deviation, as tables show them."""
     if summary.mean is None:
         return MISSING
     return rounded(summary.mean, form) + ("" if summary.sd is None else f" ± {summary.sd:{form.removeprefix('+')}}")

@@ -66,8 +66,13 @@ def compare_evaluations(evaluations: Sequence[Artifact], labels: Sequence[str]) 
             _check_same(baseline, table, labels[0], label)
             compared = row.compare(baseline, table)
         tested += [Tested(labels[0], label, **vars(each)) for each in compared]
-    corrected = holm([each.difference.p for each in tested])
-    return [replace(each, corrected=p) for each, p in zip(tested, corrected, strict=True)]
+    return corrected(tested)
+
+
+def corrected(tests: Sequence[Tested]) -> list[Tested]:
+    """Comparisons with their p-values corrected for how many there are (Holm)."""
+    p_values = holm([tested.difference.p for tested in tests])
+    return [replace(tested, corrected=p) for tested, p in zip(tests, p_values, strict=True)]
 
 
 def labels_of(results: Sequence[Artifact], references: Sequence[str], store: Store) -> list[str]:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from guidance.errors import InputError
-from pipelines.metrics.significance import holm, paired_t
+from pipelines.metrics.significance import paired_t
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.training.plan_inputs import inputs_of
-from pipelines.views.evaluations import Tested
+from pipelines.views.evaluations import Tested, corrected
 from pipelines.views.search_tables import labels_of_settings
 
 Runs = Mapping[tuple[int, int], Mapping[str, float | None]]
@@ -106,7 +106,7 @@ def _rows(search: Artifact) -> list[dict[str, Any]]:
     return [{**new, **row, "test": test} for row, test in zip(rows, tests, strict=True)]
 
 
-def _data(search: Artifact) -> str:
+def data_of(search: Artifact) -> str:
     """The beginnings of the digests of a dataset, or of sequences."""
     inputs = search.manifest["inputs"]
     given = [inputs["dataset"]] if "dataset" in inputs else inputs_of("sequences", inputs)
@@ -124,7 +124,7 @@ def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> lis
     tests: list[Tested] = []
     for other, label in zip(others, labels[1:], strict=True):
         tasks = [search.counts["task"] for search in (first, other)]
-        data = [_data(search) for search in (first, other)]
+        data = [data_of(search) for search in (first, other)]
         for what, (one, two) in (("task", tasks), ("data", data)):
             if one != two:
                 raise ArtifactMismatch(f"{labels[0]} and {label} have not the same {what}: {one} and {two}")
@@ -145,7 +145,7 @@ def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> lis
                     hint="the same --seed, --seeds, --test-seeds, --folds, --fold-seed",
                 )
             tests += _tests(labels[0], label, baseline, runs, _shown(*condition))
-    return _corrected(tests)
+    return corrected(tests)
 
 
 def compare_settings(search: Artifact) -> list[Tested]:
@@ -162,13 +162,7 @@ def compare_settings(search: Artifact) -> list[Tested]:
             # in each fold another setting of the grid may have been chosen
             if runs.keys() == baseline.keys() and len(runs) > 1:
                 tests += _tests(labels[first], labels[other], baseline, runs, _shown(step, None))
-    return _corrected(tests)
-
-
-def _corrected(tests: Sequence[Tested]) -> list[Tested]:
-    """Comparisons with p-values that are corrected for their number."""
-    corrected = holm([tested.difference.p for tested in tests])
-    return [replace(tested, corrected=p) for tested, p in zip(tests, corrected, strict=True)]
+    return corrected(tests)
 
 
 def _shown(step: int | None, rows: tuple[str, ...] | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pipelines.views.comparison_tables import Table, rounded
@@ -12,11 +13,11 @@ from pipelines.views.evaluations import Tested
 from pipelines.views.searches import Reached
 
 
-def tested_tables(tests: Sequence[Tested], label: Mapping[str, str]) -> list[Table]:
-    """A table for each pair of the baseline and another one, a metric a row.
+def tables_of_tests(tests: Sequence[Tested], label: Mapping[str, str] = MappingProxyType({})) -> list[Table]:
+    """A table for the baseline and each of the others, with a row for each metric.
 
     Args:
-        label: how people call each of them.
+        label: what to call the baseline and the others; those that it does not have keep their own label.
     """
     tables = []
     for (baseline, other), of_pair in itertools.groupby(tests, lambda tested: (tested.baseline, tested.other)):
@@ -34,20 +35,22 @@ def tested_tables(tests: Sequence[Tested], label: Mapping[str, str]) -> list[Tab
             )
             test = f"{difference.test}, {difference.n:,} {tested.unit}"
             rows.append([tested.metric, *values, interval, f"{difference.p:.4f}", f"{tested.corrected:.4f}", test])
-        sides = (label[baseline], label[other])
+        sides = (label.get(baseline, baseline), label.get(other, other))
         titles = ["metric", *sides, "difference", "95 % interval", "p", "corrected p", "test"]
         tables.append(Table(f"{sides[1]} compared with {sides[0]}", titles, rows))
     return tables
 
 
-def reached_tables(reached: Sequence[Reached], label: Mapping[str, str]) -> list[Table]:
-    """When searches along pre-training have the last score of the baseline; no table if there are none."""
+def reached_tables(reached: Sequence[Reached], label: Mapping[str, str] = MappingProxyType({})) -> list[Table]:
+    """When searches along pre-training have the last score of the baseline, as a table; none if ``reached`` is empty.  For
+    ``label`` see `tables_of_tests`."""
     titles = ["metric", "baseline", "other", "last score", "steps to it", "of", "seconds to it", "of"]
     rows = []
     for each in reached:
         steps, seconds = ("never" if when is None else f"{when:,.0f}" for when in (each.steps, each.seconds))
         of = [f"{each.score:.4f}", steps, f"{each.all_steps:,}", seconds, f"{each.all_seconds:,.0f}"]
-        rows.append([each.metric, label[each.baseline], label[each.other], *of])
+        sides = (label.get(name, name) for name in (each.baseline, each.other))
+        rows.append([each.metric, *sides, *of])
     return [Table("steps and seconds to the last score of the baseline", titles, rows)] if rows else []
 
 

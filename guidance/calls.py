@@ -142,7 +142,7 @@ class BeforeCall:
         self._configs = [part.config for part in parts if part.config._attn_implementation == NAME]
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        if kwargs.get("guidance") is self.handle:
+        if kwargs.get("guidance") is self.handle:  # as `generate` takes it: the plan acts with or without it
             kwargs = {name: value for name, value in kwargs.items() if name != "guidance"}
             return self(module, args, kwargs) or (args, kwargs)
         passed = kwargs.get("guidance")

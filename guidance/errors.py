@@ -56,7 +56,7 @@ def counted(number: int, one: str, many: str = "", *, of: str = "") -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Why Python refused a value, in its own words; a limit on the digits of integers, which it speaks of at length, in ours."""
+    """Why Python refused a value, in the words of Python; in fewer where an integer has too many digits."""
     return "a number has too many digits" if "integer string conversion" in str(error) else str(error)
 
 

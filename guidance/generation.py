@@ -26,7 +26,7 @@ def generate(model: Any, *args: Any, guidance: Any = None, **kwargs: Any) -> Any
     """As transformers does, with features of the prompt among the arguments.
 
     Args:
-        guidance: the handle of the plan, to say that it is followed; it is without it, too.
+        guidance: the handle of the plan that the model follows.  The plan acts without it too.
 
     Raises:
         InputError: ``guidance`` is something else, or a feature has another length than the prompt.
@@ -61,10 +61,11 @@ def generate(model: Any, *args: Any, guidance: Any = None, **kwargs: Any) -> Any
 
 
 def new_tokens(guided: GuidedModel, batch: Mapping[str, Any], given: Any) -> dict[str, Any]:
-    """What a call says of the tokens that are not in its cache, with features of the prompt from which the model is generating.
+    """The arguments of a call for the tokens that are not in its cache, with the features of the prompt during generation.
 
     Args:
-        batch: the arguments of the call that guidance is made from; ``given``: its ``past_key_values``.
+        batch: the arguments of the call that guidance is made from.
+        given: its ``past_key_values``.
 
     Raises:
         InputError: a feature has values for pairs of tokens, and some of them are in the cache.
@@ -101,7 +102,7 @@ def states_of(batch: Mapping[str, Any], side: str) -> Any:
 
 
 def _of_text(column: Tensor, batch_size: int, length: int, fill: float) -> Tensor:
-    """A feature of prompts for texts that begin with them, of which there may be several for each."""
+    """A feature of prompts, padded to the texts that begin with them; there may be several texts for each prompt."""
     missing, dims = max(0, length - column.shape[1]), column.dim() - 1
     column = nn.functional.pad(column, (0, missing) * dims, value=fill)
     return column[(slice(None), *(slice(length),) * dims)].repeat_interleave(batch_size // len(column), dim=0)

@@ -153,7 +153,7 @@ class GuidedModel:
 
     @property
     def reads_prefix(self) -> bool:
-        """A guide that shapes outputs reads earlier tokens of a decoder, so a cache has to keep what it was filled with."""
+        """Whether a guide that shapes outputs reads earlier tokens of a decoder, so that a cache has to keep its tokens."""
         return any(
             (site.stack, site.attention) == ("decoder", "self") and plan.shapes_output and plan.reads_prefix
             for site, plan in self.site_plans.items()

@@ -45,7 +45,7 @@ class Prefix:
         return replace(self, tokens=_tokens(_ids(tokens, change), change(tokens.valid_BT), columns), states=states)
 
     def before(self, new: Tokens) -> Tokens:
-        """Its tokens and those of another call; a feature that only one of them has does not apply to the other."""
+        """The tokens of the prefix and then new ones; a feature that only one side has is filled up on the other."""
         mine, columns = self.tokens, {}
         for name in {**mine.columns, **new.columns}:
             fill = FEATURES[name].fill if name in FEATURES else 0
@@ -74,7 +74,7 @@ def _tokens(
 
 
 class KeepsPrefix:
-    """Stands before a class of caches: its caches keep a `Prefix`, which follows what happens to them."""
+    """A mixin for classes of caches: a cache keeps a `Prefix`, and what happens to the cache happens to it."""
 
     guide_prefix: Prefix | None = None
 
@@ -117,7 +117,7 @@ def _empty(kind: type) -> Any:
 
 
 def cache_of(value: Any) -> Cache | None:
-    """The cache of self-attention, if this is a cache."""
+    """The cache of self-attention in ``past_key_values``; None if that is no cache of transformers."""
     own = getattr(value, "self_attention_cache", value)
     return own if isinstance(own, Cache) else None
 

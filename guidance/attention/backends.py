@@ -1,7 +1,8 @@
 """Backends of attention: functions of one signature that compute heads of a call.
 
 ``reference`` computes scores and probabilities and is the definition of correct; ``blocks`` does the same without keeping
-them; ``sdpa`` is PyTorch's fast kernel, and ``logsumexp`` reads losses off it where it can.  A new backend is one file and one call of `register_backend`.
+them; ``sdpa`` is PyTorch's fast kernel, and ``logsumexp`` reads losses off it where it can.  A new backend is one file and one
+call of `register_backend`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
 
 
 def keeps_matrix(call: AttentionCall, heads: tuple[int, ...]) -> bool:
-    """Whether the matrices of some heads are small, or nothing is kept for a backward pass."""
+    """Whether some heads may compute whole matrices: these are small, or no backward pass needs them."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     is_small = _rows_of_block(call, heads) >= queries and queries * keys < SMALL
     return is_small or not torch.is_grad_enabled()

@@ -21,7 +21,7 @@ UNKNOWN_CACHE = (
     "guided heads of a decoder see whole prefixes, and nothing tells them which tokens this cache of earlier keys holds",
     "call the whole model, or generate, with the cache; or use_cache=False",
 )
-"""What is said, with its remedy, where a part of a guided model gets a cache by itself."""
+"""The message and the hint of the error where a part of a guided model, not the whole, is called with a cache."""
 
 
 @dataclass(frozen=True)

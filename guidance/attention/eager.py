@@ -24,7 +24,7 @@ def eager(
     if mask is None and getattr(module, "is_causal", False):
         queries, keys = query.shape[2], key.shape[2]
         mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device)
-        if queries > 1:  # keys after the queries are empty places of a cache; the last query alone sees all keys
+        if queries > 1:  # keys after the last query are empty places of a cache; a single query sees all keys
             mask = mask.tril()
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill(

@@ -1,4 +1,4 @@
-"""The backend ``logsumexp``: heads with losses by PyTorch's fast kernel on a CPU, which keeps no matrix of scores.
+"""The backend ``logsumexp``: PyTorch's fast kernel on a CPU for heads with losses, without a matrix of scores.
 
 With the scores s of a row and lse = log sum exp(s), the logarithm of a probability is s - lse.  So the losses read lse, which
 the kernel computes anyway, and the scores of the few keys that a pattern names; the sum of squared probabilities is
@@ -108,8 +108,9 @@ def _mean_score(query_BhQD: Tensor, key_BhKD: Tensor, allowed_BQK: Tensor) -> Te
 class FlashAttention(torch.autograd.Function):
     """Attention and the logarithms of the sums of its exponentials, with gradients of both.
 
-    The kernel's own backward pass has none for the second.  With probabilities p, gradients G of the output O, and g of lse, the
-    gradient of a score is ``p (G v - G O + g)``.  So g is one more column of G, where values have 1 and O has 0 in place of 1.
+    The kernel's own backward pass takes no gradient of the second.  With probabilities p, gradients G of the output O, and g of lse, the
+    gradient of a score is ``p (G v - G O + g)``.  So g becomes one more column of G; that column is 1 in the
+    values, and 0 in O instead of 1.
     """
 
     @staticmethod

@@ -104,7 +104,7 @@ def _matrices(
     place: str,
     states_BTx: Tensor,
 ) -> tuple[Shifts, Others]:
-    """The matrices of some rows of a plan with their weights, first those that shift, and of the others also their heads."""
+    """The matrices of some rows of a plan and their weights: those that shift tokens, and all others with their heads."""
     shifts: Shifts = []
     others: Others = []
     for row in rows:
@@ -130,7 +130,7 @@ def _reach(shifts: Shifts, others: Others) -> int | None:
 
 
 def _with(states_BTx: Tensor, queries: int, scope: AttentionScope, shifts: Shifts, others: Others) -> Tensor:
-    """The last states with what matrices add to them; those before are earlier tokens, which a cache keeps."""
+    """The states of the last tokens, one for each query, with what matrices add to them; earlier states are only read."""
     past = states_BTx.shape[1] - queries
     result = states_BTx
     if shifts:

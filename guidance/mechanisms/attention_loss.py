@@ -28,7 +28,7 @@ Fallback = Literal["uniform", "zero", "skip"]
 
 @dataclass(frozen=True)
 class AttentionLoss(Mechanism):
-    """The options of the loss, most of them where paper and published code differ.  The published weights belong to the defaults.
+    """The options of the loss.  Most say how paper and published code differ.  The published weights belong to the defaults.
 
     Attributes:
         reduction: ``group_mean``: mean over the n x n entries and over the heads of the group, sum over layers and

@@ -136,7 +136,7 @@ class Shifted:
         return _kept(sees_BT, torch.roll(states_BTx, -self.offset, dims=1))
 
     def after(self, count: int) -> Shifted:
-        """The same with as many tokens before the rows, which see none themselves."""
+        """The same matrix with ``count`` more tokens before its rows, which mix in nothing themselves."""
         assert self.sees_BT is not None
         return Shifted(self.offset, nn.functional.pad(self.sees_BT, (count, 0)))
 

@@ -111,7 +111,7 @@ class DivergenceTarget(Target):
 
     @property
     def reads_all_keys(self) -> bool:
-        """Some rows may be compared with the logarithms of all their probabilities."""
+        """Whether rows may be compared with the logarithms of all their probabilities."""
         return self.uniform_BQ is not None
 
     def distances(self, log_attention_BhQK: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class DivergenceTarget(Target):
             )
 
     def of_named(self, logarithms: NamedScores, mean_BhQ: Tensor | None) -> Tensor:
-        """The same from the logarithms of the probabilities of the keys that are named, all with weight 1.
+        """The same distances from the logarithms of the probabilities of the named keys alone, which all have weight 1.
 
         Args:
             mean_BhQ: the mean logarithm over the keys that a query may see, if `reads_all_keys`.
@@ -134,7 +134,8 @@ class DivergenceTarget(Target):
     def _distances(
         self, total: Callable[[], Tensor], log_mass: Callable[[], Tensor], mean: Callable[[], Tensor | None]
     ) -> Tensor:
-        """From the sum of the logarithms over the keys of the pattern, the logarithm of their mass, the mean over all keys."""
+        """The distances, given the sum of logarithms over the keys of the pattern, the logarithm of their mass, and the mean
+        logarithm over all keys."""
         has_keys_BQ = self.value_BQ > 0
         distances = -log_mass() if self.together else self.entropy_BQ[:, None] - self.value_BQ[:, None] * total()
         distances = distances * has_keys_BQ[:, None]

@@ -100,7 +100,7 @@ class WordModel(PreTrainedModel):
 
 
 class WordTrunk(WordModel):
-    """A model of words without its classifier.  Each model has its own `_states`."""
+    """A model of words without its classifier.  Subclasses define `_states`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -123,7 +123,7 @@ class WordTrunk(WordModel):
         return BaseModelOutput(last_hidden_state=self._states(embedded_BTd * valid_BT[..., None], valid_BT, **kwargs))
 
     def _states(self, embedded_BTd: Tensor, valid_BT: Tensor, **kwargs: Any) -> Tensor:
-        """What the model makes of word embeddings, which are zero at padding; each model defines it."""
+        """The hidden states from word embeddings, which are zero at padding.  Abstract: subclasses define it."""
         raise NotImplementedError
 
 

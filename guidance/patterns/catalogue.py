@@ -128,9 +128,9 @@ def matching_token(
 
 
 def induction(tokens: Tokens, *, earlier: bool = False) -> Predicate:
-    """Each token looks at what followed other places of the same token.
+    """Each token looks at the tokens that followed its other occurrences.
 
-    Tokens are compared by the ids that the model sees.  A token without another place that is followed by a token looks nowhere.
+    Tokens are compared by the ids that the model sees.  A token without another occurrence that a token follows looks nowhere.
 
     Args:
         earlier: only what followed places before the query; a decoder's queries see no others anyway.

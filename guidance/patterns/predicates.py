@@ -93,11 +93,11 @@ class Predicate(ABC):
         return self.rows(places_BR).any(-1)
 
     def names_few(self) -> bool:
-        """Whether `named_scores` is there, and much smaller than a matrix of scores."""
+        """Whether queries name so few keys that `named_scores` is defined, and much smaller than a matrix of scores."""
         return False
 
     def named_scores(self, query_BHQD: Tensor, key_BHKD: Tensor) -> NamedScores:
-        """The products of each query with the keys that are named for it, without those with all other keys."""
+        """The products of each query with the keys that are named for it alone; only where `names_few`."""
         raise AssertionError
 
     def part(self, rows: slice) -> Predicate:
@@ -149,7 +149,7 @@ class NamedScores:
     """A number for each query and each of up to C keys that are named for it.
 
     Attributes:
-        scores_BHQC: what it is worth at places without a key does not matter, as long as it is finite.
+        scores_BHQC: the numbers; any finite ones at places without a key.
         is_key_BQC: the places that have a key.
     """
 

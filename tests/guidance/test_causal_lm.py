@@ -119,7 +119,7 @@ of = ["stream", "value"]
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 @torch.no_grad()
-def test_nor_does_anything_of_a_plan(family: str) -> None:
+def test_no_guide_of_a_plan_reads_across_documents(family: str) -> None:
     model = tiny_model(family)
     plan = guidance.Plan.parse(PLAN)
     handle = guidance.install(model, plan)

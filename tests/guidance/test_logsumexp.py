@@ -1,4 +1,4 @@
-"""Losses from log-sum-exp are those of the reference: values, gradients, types, and the heads that they are left to."""
+"""Losses from log-sum-exp are those of the reference: values, gradients, types; and which heads are left to blocks."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def looking(*keys: int) -> torch.Tensor:
 
 
 def test_each_head_has_the_score_of_what_it_does() -> None:
-    """Of ``<s> a b c d a b c d </s>``."""
+    """The text is ``<s> a b c d a b c d </s>``."""
     heads = {
         "induction": looking(2, 3, 4, 5),
         "duplicate": looking(1, 2, 3, 4),

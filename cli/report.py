@@ -45,7 +45,7 @@ def report_command(
     title: Annotated[str, Option(metavar="TEXT", help="Title of the page.")] = "",
     text: Annotated[
         str | None,
-        Option(metavar="TEXT", help="Text for pictures of attention; by default the first of the validation text."),
+        Option(metavar="TEXT", help="Text whose attention is drawn; by default the beginning of the validation text."),
     ] = None,
 ) -> None:
     """Write a page about runs: what was run on what, results with tests, figures, cost, commands, methods and references.

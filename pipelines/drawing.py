@@ -80,7 +80,7 @@ def attention_grid(
                     label.set_parse_math(False)  # a token may be a dollar sign
                 axes.tick_params(length=0, pad=2)
                 axes.spines[:].set_linewidth(0.4)
-                if before != list(heads):  # a row names all its heads, or, like the row above, none
+                if before != list(heads):  # the names of heads are repeated only where they differ from the row above
                     axes.set_title(name, fontsize=names, pad=3)
                 if column == 0:
                     axes.set_ylabel(moment, fontsize=min(11.0, 18 * inches), fontweight="bold")

@@ -17,7 +17,7 @@ from pipelines.views.tested_tables import tables_of_tests
 
 @dataclass(frozen=True)
 class Prose:
-    """A paragraph; ``note``: one that says what to be careful about."""
+    """A paragraph; with ``note`` it is a warning, which stands out on the page."""
 
     text: str
     note: bool = False
@@ -25,7 +25,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Items:
-    """A list of sentences below a first one."""
+    """A sentence that introduces a list, and the list."""
 
     text: str
     items: Sequence[str]
@@ -42,7 +42,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as SVG and PDF, and the name of its files; ``says``: what people read who do not see it."""
+    """A figure as SVG and PDF, and the name of its files; ``says`` describes it to readers who cannot see it."""
 
     name: str
     caption: str
@@ -53,7 +53,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines of code, and the name of the file that has them too."""
+    """Lines of code, and the name of the file in which they are also written."""
 
     name: str
     text: str
@@ -87,7 +87,7 @@ class Report:
 
     Attributes:
         lead: what stands below the title.
-        facts: all figures, for programs.
+        facts: all figures, as ``--json`` prints them.
     """
 
     title: str
@@ -114,7 +114,7 @@ def file_name(text: str) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """A table as CSV, its cells as people read them."""
+    """A table as CSV, with the cells that the page shows."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([table.titles, *table.cells])
     return text.getvalue()
@@ -186,7 +186,7 @@ def as_markdown(report: Report, folder: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text on one line, whose signs Markdown leaves as they are; an ampersand means something only before a name or a number."""
+    """A text on one line with the special characters of Markdown escaped; an ampersand is escaped only where it would begin an entity."""
     return re.sub(r"([\\`*_<>\[\]|]|&(?=#?\w+;))", r"\\\1", " ".join(text.split()))
 
 

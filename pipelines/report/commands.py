@@ -15,10 +15,10 @@ from pipelines.stages import find
 from pipelines.storage.manifest import ID_LENGTH, digest
 
 BY_HAND = {"evaluate": "pipelines.stages.evaluate:STAGE", "search": "pipelines.stages.search:STAGE"}
-"""Stages whose commands do not follow from their declaration."""
+"""Stages that `pipelines.stages.find` does not know, because their commands are written by hand and not declared."""
 
 DATA = ("dataset", "sequences", "corpus", "builtin", "files", "text")
-"""Roles of what a command reads first, where it has another name there."""
+"""Roles in which a manifest may hold the data that a command reads, if not under the name of the command's argument."""
 
 
 def section(runs: Runs) -> tuple[Section, dict[str, bytes]]:
@@ -52,7 +52,7 @@ class Script:
         self._words: dict[str, str] = {}  # by what a setting may call an artifact
 
     def command(self, manifest: Mapping[str, Any]) -> str:
-        """The command line of an artifact; empty for what another command makes on its way."""
+        """The command line that makes an artifact; empty if another command makes it on the way."""
         recipe, kind = str(manifest["recipe"]), str(manifest["kind"])
         if (corpus := self._behind(manifest)) is not None:
             self._variables[recipe] = self._variables[corpus]
@@ -73,7 +73,7 @@ class Script:
         return f"{variable}=$(guide {stage.command.name if stage.command else stage.name} {' '.join(words)})"
 
     def _behind(self, manifest: Mapping[str, Any]) -> str | None:
-        """The corpus of sequences that a command made on its way, with the tokenizer of a model."""
+        """The corpus behind sequences that a command made on the way, with the tokenizer of a model; None for all other artifacts."""
         inputs = manifest.get("inputs", {})
         if manifest["kind"] != "sequences" or "tokenizer.json" not in inputs.get("tokenizer", {}).get("first", ()):
             return None

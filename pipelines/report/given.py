@@ -36,8 +36,8 @@ class Runs:
     """All runs of a report, in the order in which they were given.
 
     Attributes:
-        manifests: of every artifact that they were made from, by recipe, each after those that it was made from itself.
-        names: how the store calls artifacts, by recipe.
+        manifests: the manifests of the runs and of all that they were made from, by recipe; inputs come before what reads them.
+        names: the names of artifacts, by recipe.
     """
 
     given: Sequence[Given]
@@ -46,11 +46,11 @@ class Runs:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, kind: str) -> list[Given]:
-        """Those of a kind."""
+        """The runs of one kind."""
         return [each for each in self.given if each.artifact.kind == kind]
 
     def input_of(self, manifest: Mapping[str, Any], *roles: str) -> dict[str, Any] | None:
-        """The manifest of an input, the first of the roles that there is; None if it is no artifact, or is gone."""
+        """The manifest of the input that has the first of these roles to be in the store; None if no such input is."""
         for role in roles:
             recipe = manifest.get("inputs", {}).get(role, {}).get("recipe")
             if recipe in self.manifests:
@@ -128,7 +128,7 @@ def is_made_by_search(manifest: Mapping[str, Any], role: str) -> bool:
 
 
 def grouped(given: Sequence[Given], key: Callable[[Given], Any]) -> dict[str, list[Given]]:
-    """Runs by a key, in the order of their first ones; a group is called by what the labels of its runs share."""
+    """Group runs by a key, in the order of their first runs.  A group has the label that the labels of its runs share."""
     members: dict[str, list[Given]] = {}
     for each in given:
         members.setdefault(digest(key(each)), []).append(each)
@@ -137,6 +137,6 @@ def grouped(given: Sequence[Given], key: Callable[[Given], Any]) -> dict[str, li
 
 
 def without_seed(manifest: Mapping[str, Any]) -> list[Any]:
-    """What two runs share that differ only in their seed: settings, and the content of inputs."""
+    """The stage, the settings and the contents of inputs: equal for two runs that differ only in their seed."""
     config = {name: value for name, value in manifest.get("config", {}).items() if name != "seed"}
     return [manifest.get("stage"), config, {role: each["content"] for role, each in manifest["inputs"].items()}]

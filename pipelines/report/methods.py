@@ -24,7 +24,7 @@ from pipelines.views.comparison import Comparison
 from pipelines.views.evaluations import Tested
 
 PAL = "Li et al. 2022, section 3.3, after Stickland & Murray 2019"
-"""Where added heads come from."""
+"""The source of added heads."""
 
 
 def section(runs: Runs, compared: Sequence[Comparison], tests: Sequence[Tested], table: PaperTable | None) -> Section:

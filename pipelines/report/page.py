@@ -95,7 +95,7 @@ def as_html(report: Report) -> str:
 
 
 def text(words: str) -> str:
-    """A text as HTML: its signs mean nothing, and control characters are left out."""
+    """A text as HTML, escaped so that nothing in it is read as markup; control characters are left out."""
     return html.escape("".join(c for c in words if c.isprintable() or c == "\n"))
 
 

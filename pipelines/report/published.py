@@ -153,7 +153,7 @@ def _figure(metric: str, ours: Sequence[Ours]) -> str | None:
 
 
 def _scale(metric: str, table: PaperTable) -> float:
-    """By what ours is multiplied to have the unit of the paper."""
+    """The factor that converts our figures to the unit of the paper."""
     unit = next((number.unit for number in table.numbers if number.metric == metric), "")
     return 100.0 if unit == "percent" or metric.endswith("x100") else 1.0
 

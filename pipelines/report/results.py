@@ -21,7 +21,7 @@ from pipelines.views.searches import compare_searches, compare_settings, data_of
 from pipelines.views.tested_tables import reached_tables
 
 MOST_MAPS = 6
-"""Maps of one probe; its tables have all figures."""
+"""How many maps of heads are drawn of one probe; its tables have all figures."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _scored(label: str, group: Sequence[Given], runs: Runs) -> Scored:
 
 
 def metric_table(scored: Sequence[Scored], caption: str) -> Table:
-    """Means and sample standard deviations of all metrics, a model a row."""
+    """Means and sample standard deviations of all metrics, with a row for each model."""
     names = list(dict.fromkeys(name for each in scored for name in each.metrics))
     cells = [
         [each.label, str(len(each.seeds)), *(with_spread(each.summary(name), ".4f") for name in names)]
@@ -87,7 +87,8 @@ def metric_table(scored: Sequence[Scored], caption: str) -> Table:
 
 
 def tests_over_seeds(scored: Sequence[Scored]) -> list[Tested]:
-    """A paired t-test of every metric of the first model and each other one, over the seeds that both have; at least two."""
+    """Compare each metric of the first model with that of every other one: a paired t-test over the seeds that both have, at least
+    two."""
     base, tests = scored[0], list[Tested]()
     for other in scored[1:]:
         shared = [seed for seed in base.seeds if seed is not None and seed in other.seeds]
@@ -226,7 +227,7 @@ def probes(runs: Runs) -> Iterator[Section]:
 
 
 def _maps(name: str, kind: str, of: str, rows: Sequence[Mapping[str, Any]]) -> Iterable[Picture]:
-    """Maps of the figures of heads; of many those with the highest values."""
+    """A map of the heads for each of their figures; if there are too many, for those with the highest values."""
     figures = [key for key in rows[0] if key not in COLUMNS and any(row[key] is not None for row in rows)]
     if kind == "importance":
         figures = ["score"]  # the raw importance differs from it only in its scale

@@ -58,7 +58,7 @@ def objective_of(each: Given) -> str:
 
 
 def families(curves: Sequence[Curve], topics: Mapping[str, str]) -> list[Family]:
-    """Runs of the same loss, objective and training data.
+    """Group the runs that share loss, objective and training data.
 
     Where plans were crossed with another setting, such as the number of layers, only runs with the same value of it are compared: a
     run is then compared with a baseline of its own size.
@@ -138,7 +138,7 @@ TESTED = {"average": "mean training loss", "final": "final training loss", "vali
 
 
 def tests_of(compared: Comparison) -> list[Tested]:
-    """A paired t-test of each of these losses of every group and the baseline, over pairs of seeds; at least two pairs.
+    """Compare the losses in `TESTED` of every group with those of the baseline: paired t-tests over seeds, at least two pairs each.
 
     The p-values of all of them are corrected together by Holm's method.
     """

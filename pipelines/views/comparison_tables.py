@@ -90,7 +90,7 @@ class Table:
     """One table of a comparison; the first column names the runs.
 
     Attributes:
-        name: its subject in a word, for files.
+        name: a word for its subject, of which names of files are made.
     """
 
     caption: str
@@ -201,7 +201,7 @@ def _difference(name: str, title: str) -> list[Column]:
 
 
 def rounded(value: float, form: str) -> str:
-    """A number as tables show it: what is rounded to zero has no sign."""
+    """A number as tables show it: without a sign if it rounds to zero."""
     text = f"{value:{form}}"
     return text if re.search("[1-9a-z]", text) else text.lstrip("+-")
 
@@ -272,7 +272,7 @@ _NUMBER = re.compile(r"[-+<>]?\d[\d.,]*(e[-+]?\d+)?(\s|$)")
 def numeric_columns(table: Table) -> list[bool]:
     """Whether each column holds numbers, which are aligned right; the first one names the rows.
 
-    A column of text has fewer cells that begin with a number than others, those without a figure aside.
+    A column is numeric if at least half of its cells begin with a number; cells without a figure do not count.
     """
 
     def is_numeric(cells: Sequence[str]) -> bool:

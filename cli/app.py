@@ -89,8 +89,8 @@ class Page(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands: all of them, listed under headings, or a family, which shares a first word.  `guide --help` lists a
-    family under the heading ``group``."""
+    """A group of commands: all of ``guide``, listed under headings, or a family, whose commands share a first word.  `guide --help`
+    lists a family under the heading ``group``."""
 
     group = ""
 

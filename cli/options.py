@@ -141,7 +141,7 @@ def command(
         next_command: the command to suggest afterwards.
         topics: headings for groups of options on the help page; all others are listed under "Options".
         own: the parameters of the function besides these two; by default those of its signature.
-        makes: the kind of what a dry run would make.
+        makes: the kind KIND for which a dry run prints ``dry:KIND``.
     """
     if not examples:
         raise ValueError(f"{name} has no examples")
@@ -290,10 +290,15 @@ def _dry_facts(made: Artifact) -> dict[str, Any]:
 
 
 def dry_report(session: Session, references: Sequence[str], *kinds: str, is_of_one_kind: bool = False) -> None:
-    """The dry run of a command that shows artifacts or unfinished runs: ``dry:report``, if it can show what these references name.
+    """The dry run of a command that shows artifacts or unfinished runs.  It prints ``dry:report``.
 
     Args:
-        kinds: that it can show; ``is_of_one_kind``: at once.
+        kinds: the kinds that the command can show.
+        is_of_one_kind: whether all references must be of the same kind.
+
+    Raises:
+        ArtifactMissing: a reference names nothing.
+        ArtifactMismatch: it names an artifact, or a run, of another kind.
     """
     for reference in references:
         try:
@@ -337,7 +342,7 @@ def _name_of(kind: str, artifact: Artifact, store: Store) -> str | None:
     origin = "sequences" if kind == "model" else "corpus"
 
     def source_of(manifest: Mapping[str, Any]) -> list[Any]:
-        """The content of what it was made from, and of a model also what it learned."""
+        """The contents of the inputs that an artifact was made from; of a model also its stage and objective."""
         given = manifest.get("inputs", {}).items()
         contents = {role: each.get("content") for role, each in given if role.startswith(origin)}
         learned = (manifest.get("stage"), manifest.get("config", {}).get("objective")) if kind == "model" else ()

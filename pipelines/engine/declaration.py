@@ -31,7 +31,7 @@ Templates = str | Sequence[str] | Callable[[Artifact, Store], str | Sequence[str
 """Command lines, of which the first whose gaps can be filled is suggested, or a function that gives them.
 
 ``{}`` stands for the artifact itself and ``{kind}`` for its input of that kind, or else for the newest artifact of that
-kind that was made from the same corpus; a model of the same objective from the same sequences, without a plan.
+kind that was made from the same corpus.  For ``{model}`` that is a model without a plan, of the same objective and sequences.
 """
 
 SEQUENCES_FIRST = ("guide build-sequences {corpus} {tokenizer}", "guide build-tokenizer {corpus}")
@@ -159,7 +159,7 @@ class Take:
         """Find and check one input, or several if it takes many.  Raises InputError if there is no such input, or it is of the
         wrong kind.
 
-        Every subclass defines this method or overrides `add`, which calls it.
+        Abstract: every subclass defines it, or overrides `add`, which calls it.
         """
         raise NotImplementedError
 
@@ -282,7 +282,7 @@ class Stage(Buildable[C], Generic[C, R]):
             return cast("R", unmade(self.kind, store, name, steps=self.steps_of(config)))
 
     def steps_of(self, config: C) -> int | None:
-        """How many steps it trains; None if it does not, or if the settings alone do not say it."""
+        """How many steps the stage trains; None if it does not train, or if its settings alone do not say how many."""
 
     def execute(self, opening: Opening[C], **options: Unpack[Options]) -> R:
         """Run the stage on opened inputs."""
@@ -293,7 +293,7 @@ class Stage(Buildable[C], Generic[C, R]):
 
 
 def unmade(kind: str, store: Store, name: str | None, *, steps: int | None = None) -> Result:
-    """The result of a dry run when an artifact that does not exist yet decides what it would be."""
+    """The result of a dry run that ended early, because it needs an artifact that does not exist yet."""
     if name:
         store.check_name_free(name, kind)
     return Result(DryArtifact(kind, steps=steps), False)
@@ -335,7 +335,7 @@ def opened(
             try:
                 if reference:
                     take.add(role, reference, opening)
-            except NotYet as error:  # the inputs after it can still be wrong
+            except NotYet as error:  # go on, since a later input can be wrong
                 opening.inputs.setdefault(role, DryArtifact(take.kinds[0] if take.kinds else role))
                 not_yet = error
         if not_yet:

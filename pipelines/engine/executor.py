@@ -59,13 +59,14 @@ def share_of(work: Sequence[Value], share: str) -> Sequence[Value]:
 
 
 class Workers(stage.Config):
-    """Where work is done that can be divided.  None of these settings changes the result."""
+    """Where pieces of work are done: in processes, or on a cluster.  None of these settings changes the result."""
 
     piece: ClassVar[str] = "shard"
-    """What messages call a piece of work; `lighter` is how to make one that needs less memory."""
+    """What messages call a piece of work."""
     lighter: ClassVar[str] = "a smaller --shard-size"
+    """What messages advise when pieces of work need too much memory."""
     ahead: ClassVar[int] = 2
-    """Pieces of work for each local process that are submitted at once."""
+    """How many pieces of work are submitted at once for each local process."""
 
     executor: Literal["local", "dask"] = knob(
         "local", "Executor of the work on shards: processes on this machine, or a Dask cluster."

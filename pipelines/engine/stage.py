@@ -229,7 +229,8 @@ def run_stage(
     Nothing is written if it does, so it may then be in a store that is read-only.  What the stage raises is raised, and then
     nothing is published; ArtifactInUse if another process is building the same artifact, and ``wait`` is off.
 
-    In a `DryStore` nothing is run, and what would be built is a `DryArtifact`.  Raises NotYet if an input is one.
+    In a `DryStore` nothing is run: the result is the artifact that exists, or else a `DryArtifact`.  Raises NotYet if an input
+    does not exist yet.
     """
     newest = store.check_name_free(name, stage.kind) if name else None
     recipe = recipe_of(stage, config, inputs)

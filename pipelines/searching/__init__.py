@@ -1,1 +1,1 @@
-"""What a search trains: the settings that it compares, and the runs with them."""
+"""The settings that a search compares, and the runs that it trains."""

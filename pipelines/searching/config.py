@@ -22,13 +22,13 @@ class SearchConfig(Workers):
 
     piece: ClassVar[str] = "run"
     lighter: ClassVar[str] = "a smaller --batch-size, or more --micro-batches"
-    ahead: ClassVar[int] = 1  # a run that was stopped must not be followed by another one
+    ahead: ClassVar[int] = 1  # after an interruption no queued run may start
 
     grid: list[str] = Field(
         [],
         description="A setting and the values to try, such as learning-rate=1e-5,2e-5, or a key of a row of the plan, such as "
-        "plan.next.weight=1,10,100 (repeatable); all combinations are trained. A row is given by its name, or its number from 1, "
-        "its values as in a plan's file, where words need no quotes.",
+        "plan.next.weight=1,10,100 (repeatable); all combinations are trained. A row is named by its name or its number from 1. "
+        "Values are written as in the file of a plan, but words need no quotes.",
     )
     leave_one_out: bool = Field(
         False, description="Compare the plan with the plan without each of its rows in turn; each is tested."
@@ -38,8 +38,8 @@ class SearchConfig(Workers):
     test_seeds: int = Field(
         0,
         ge=0,
-        description="Further runs of each setting that is tested, with seeds after those of --seeds, which the choice has not "
-        "seen; only these are tested then.",
+        description="Further runs of each tested setting, with seeds that follow those of --seeds. The choice has not seen them, "
+        "and only they are tested.",
     )
     test_every: bool = Field(False, description="Test every setting, not only the best one of the grid.")
     folds: int = Field(0, ge=0, description="Folds of a cross-validation; 0 takes the splits of the dataset.")
@@ -110,7 +110,7 @@ AnyConfig = Config | PretrainConfig
 
 
 def _of_both() -> dict[str, Any]:
-    """The fields that only pre-training has, and the one that means the same in both but has other values."""
+    """The fields that only pre-training has; and ``architecture``, which both kinds have, with the values of both."""
     fine, pre = finetune.Config.model_fields, pretrain.Config.model_fields
     families = dict.fromkeys(family for fields in (fine, pre) for family in get_args(fields["architecture"].annotation))
     only = {name: (info.annotation, info) for name, info in pre.items() if name not in fine}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from guidance.plan import Plan
 
 PLAN = "plan."
-"""What the name of an axis begins with that changes a row of a plan."""
+"""The prefix of axes that vary a row of a plan."""
 
 EXAMPLE = "--grid learning-rate=1e-5,2e-5"
 PLAN_EXAMPLE = "--grid plan.next.weight=1,10,100, where next is the name of a row, or its number from 1"

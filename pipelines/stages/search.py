@@ -140,7 +140,14 @@ def run(data: str | Sequence[str], config: AnyConfig, *, store: Store, **options
 def _opened(
     references: Sequence[str], config: AnyConfig, store: Store, opened: ExitStack
 ) -> tuple[dict[str, Any], type[Objective], AnyConfig]:
-    """The data by role, what is learned, and the configuration with that named.  Raises InputError for data of another kind."""
+    """Open the data of a search.
+
+    Returns:
+        the data by role; the objective or the task that the runs learn; the configuration, in which the task of the data is filled in.
+
+    Raises:
+        InputError: the data are of another kind.
+    """
     if isinstance(config, PretrainConfig):
         found = [opened.enter_context(store.load(each, kind="sequences")) for each in references]
         return dict(zip(roles("sequences", len(found)), found, strict=True)), config.row, config
@@ -185,7 +192,8 @@ def _runs_of(config: AnyConfig) -> type[finetune.Config | pretrain.Config]:
 
 
 def _settings(config: AnyConfig, row: type[Objective], store: Store) -> tuple[list[Setting], list[str]]:
-    """Every combination of the values of the grid and of the rows that are kept, and the labels of all rows.
+    """Every combination of the values of the grid and of the rows that are kept; and the labels of all rows, none if the rows
+    do not vary.
 
     Raises:
         InputError: an entry of the grid is not written well, or there is no plan whose rows could vary, or they are too many.
@@ -296,7 +304,7 @@ class _Planned:
     """Gives the runs of a search their plans.
 
     Attributes:
-        known: plans before they are changed, by what they come from.
+        known: the plans that were loaded, by the settings ``plan`` and ``init`` that name them.
     """
 
     row: type[Objective]
@@ -428,7 +436,7 @@ def build(run: Run, trials: Sequence[Trial] = (), task: str = "", labels: Sequen
         "select": run.config.select,
         "runs": len(trials),
         "chosen": [row["setting"] for row in rows if row["chosen"] and row["selected_on"]],
-        # means over different rows of a plan would be of nothing
+        # a mean over different sets of rows would mean nothing
         "metrics": {} if labels else {n: mean_and_sd([t.outcome.metrics.get(n) for t in reported]) for n in names},
         "settings": _by_setting(trials, rows, names),
         **({"rows": list(labels)} if labels else {}),

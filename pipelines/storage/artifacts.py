@@ -186,7 +186,7 @@ class Builder:
         self.counts: dict[str, Any] = {}
         self.warnings: list[str] = []
         self.provenance: list[dict[str, Any]] = []
-        self.seconds_before = 0.0  # that earlier runs spent on the unfinished work that this one goes on with
+        self.seconds_before = 0.0  # spent by earlier runs on the work that this run continues
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[DigestWriter]:

@@ -1,8 +1,8 @@
 """Dry runs: a store to which nothing is written, and artifacts of which only the kind is known.
 
-A stage that is given a `DryStore` checks its settings and inputs, and gives the artifact that exists already, or else a
-`DryArtifact`.  A later stage takes that as an input, as ``dry:KIND``.  Asking it for what it does not know raises `NotYet`, and
-what needs that is left out: by `Stage.run` all that would follow, by `where_known` a single check.
+In a `DryStore` a stage checks its settings and inputs, and returns the artifact that exists already, or else a `DryArtifact`.  A
+later stage takes it as an input by the reference ``dry:KIND``.  Whoever asks it for more than its kind gets `NotYet`.
+`Stage.run` then ends the dry run; inside `where_known` only the rest of that block is skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NotYet(Exception):
 
 
 def where_known() -> contextlib.AbstractContextManager[None]:
-    """Around checks that a dry run leaves out if they need an artifact that does not exist yet."""
+    """A block of checks, which ends without an error where one needs an artifact that does not exist yet."""
     return contextlib.suppress(NotYet)
 
 
@@ -35,8 +35,8 @@ class DryArtifact(Artifact):
     """An artifact that does not exist yet.
 
     Attributes:
-        recipe: if it is known, which it is not when an input is dry.
-        steps, seconds: of a training: their number, and how long they would take; None if that is not known.
+        known_recipe: its recipe; None if an input does not exist yet, since the recipe depends on what inputs hold.
+        steps, seconds: how many steps a training would take, and how long; None if that is not known.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DryArtifact(Artifact):
 
 @dataclass(frozen=True)
 class DryStore(Store):
-    """A store to which nothing is written, with `DryArtifact`s beside those that it holds."""
+    """A store to which nothing is written.  Besides the artifacts that it holds, it gives a `DryArtifact` for ``dry:KIND``."""
 
     def find(self, reference: str) -> Path:
         return Path(reference) if self._is_dry(reference) else super().find(reference)
@@ -85,11 +85,11 @@ class DryStore(Store):
 
     def load_input(self, artifact: Artifact, role: str, *, verify: bool = True) -> Artifact:
         if isinstance(artifact, DryArtifact):
-            return DryArtifact(role)  # these roles are called after the kind
+            return DryArtifact(role)  # such a role is called like its kind
         return super().load_input(artifact, role, verify=verify)
 
     def check_writable(self) -> None:
-        """As of a store that is written to, from permissions alone."""
+        """Check that the store could be written to, by permissions alone: nothing is created."""
         if os.path.lexists(self.root) and not os.path.isdir(self.root):
             super().check_writable()
         there = next(folder for folder in (self.root, *self.root.absolute().parents) if folder.exists())

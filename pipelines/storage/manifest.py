@@ -22,7 +22,7 @@ ID_LENGTH = 16
 KIND = re.compile(r"(?!names$)[a-z]+(-[a-z]+)*")
 ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 DRY = "dry:"
-"""How the name of an artifact begins that a dry run would make, before its kind."""
+"""The prefix of references to artifacts that do not exist yet; their kind follows."""
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = {

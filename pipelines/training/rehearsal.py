@@ -1,4 +1,4 @@
-"""What a dry run says of a training: whether all that it reads fits together, how many steps are left, and how long they take."""
+"""The dry run of a training: it checks that data, plan and model fit together, counts the steps left, and estimates their time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from pipelines.training.plan_inputs import inputs_of
 from pipelines.training.preparation import Prepared
 
 CHEAP = 1e11
-"""Floating-point operations up to which a step is timed: a few seconds on two cores."""
+"""A step is timed if it needs at most this many floating-point operations, about."""
 
 STEPS = 3
-"""Steps that are timed, after one that is not counted."""
+"""How many steps are timed, after one that warms up."""
 
 
 def rehearse(config: Any, inputs: Mapping[str, Any], unfinished: Path | None) -> tuple[int, float | None]:
-    """The steps that a training still has to do, and about how many seconds they take, without validations; None if a step is
-    not cheap to time.  Raises InputError if data, plan, model and settings do not fit each other.
+    """The number of steps that a training still has to do, and about how many seconds they take, without validations; None for
+    the seconds if they cannot be estimated cheaply.  Raises InputError if data, plan, model and settings do not fit each other.
 
     Args:
-        unfinished: where the work would be that the training continues; None if it starts anew.
+        unfinished: the folder of unfinished work that the training would continue, if it exists; None for a new start.
     """
     prepared = Prepared.of(config, inputs)
     for warning in prepared.warnings(config, inputs):
@@ -40,7 +40,7 @@ def rehearse(config: Any, inputs: Mapping[str, Any], unfinished: Path | None) ->
     is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if not is_alone or config.compile or _operations(prepared, inputs) > CHEAP:
         return steps, None
-    with contextlib.suppress(MachineError), tempfile.TemporaryDirectory() as folder:  # without the device of the run
+    with contextlib.suppress(MachineError), tempfile.TemporaryDirectory() as folder:  # this machine may lack the device
         step = step_timer(prepared, Cluster(config.device, config.precision), Path(folder))
         return steps, steps * statistics.median([step() for _ in range(1 + STEPS)][1:])
     return steps, None

@@ -23,7 +23,7 @@ STAGES_BY_COMMAND: dict[str, Stage[Any, Any]] = {
     stage.command.name: stage for stage in map(resolve_name, STAGES) if stage.command
 }
 ALSO = {"evaluate": ["dry:model", "dry:sequences"], "search": ["dry:corpus"], "discover accept": ["dry:discovery"]}
-"""Commands whose arguments do not follow from the declaration of a stage, with dry ones."""
+"""Dry arguments of commands that no declaration of a stage describes."""
 
 SETTINGS = {"build-deps": ["--parser", "conllu:text.txt"]}
 SHAPE = ["--layers", 2, "--hidden", 16, "--heads", 4, "--batch-size", 4]
@@ -54,7 +54,7 @@ def dry(guide: Guide, tmp_path: Path) -> Guide:
 
 
 def with_dry_inputs(stage: Stage[Any, Any]) -> list[str]:
-    """The arguments of a stage, of which those that can be dry are."""
+    """The arguments of a stage: ``dry:KIND`` for artifacts, ``text.txt`` for files."""
     arguments = []
     for take in (take for take in stage.takes.values() if not (take.optional and take.option)):
         arguments.append(f"dry:{take.kinds[0]}" if take.kinds else "text.txt")
@@ -145,7 +145,8 @@ WRONG = {
 
 @pytest.fixture
 def made(guide, tmp_path):
-    """Runs command lines beside a corpus ``text`` and others; ``{sequences}``, ``{model}`` and ``{dataset}`` stand for references."""
+    """Runs a command line where artifacts exist: a corpus named ``text``, and those that ``{sequences}``, ``{model}`` and
+    ``{dataset}`` stand for."""
     (tmp_path / "text.txt").write_text("".join(f"The number {n} is followed by {n + 1} .\n" for n in range(200)))
     (tmp_path / "labels.csv").write_text("text,label\n" + "fine number,good\ndull number,bad\n" * 10)
     (tmp_path / "deep.toml").write_text(

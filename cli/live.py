@@ -146,7 +146,7 @@ class GenerateConfig(Config):
     """How to continue a prompt."""
 
     max_new_tokens: int = Field(40, ge=1, description="Most tokens to write.")
-    strength: float = Field(1.0, gt=0, le=1, description="How strongly the rows of --plan act; 1 is as the plan says.")
+    strength: float = Field(1.0, gt=0, le=1, description="Strength of the rows of --plan; 1 is as the plan says.")
     beams: int = Field(1, ge=1, le=1000, description="Beams of the beam search; 1 is greedy search.")
     sample: bool = Field(False, description="Draw each token at random, by its probability.")
     temperature: float = Field(1.0, gt=0, description="For --sample: below 1 likely tokens become likelier.")

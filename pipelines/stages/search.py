@@ -105,26 +105,30 @@ def run(data: str | Sequence[str], config: AnyConfig, *, store: Store, **options
             starts = _starts(inputs["pretrained"])
             config = config.model_copy(update={"max_length": missing.longest(config.along, config.max_length, store)})
         settings, labels = _settings(config, row, store)
-        compared = len({setting.kept for setting in settings})
-        if len(settings) > compared and not config.folds:
+        # the choice is made for each set of rows; a set with one setting leaves none
+        is_choice = len(settings) > len({setting.kept for setting in settings})
+        if is_choice and not config.folds:
             with where_known():
                 _check_validation(first)
         parts = _parts(inputs, config, store, options)
         trials = list(_trials(config, row, settings, parts, starts, store))
+
         measures = _measures(config, row)
         mine = share_of(trials, config.shard)
-        nothing_to_choose = not config.test_seeds and (config.test_every or len(settings) == compared)
-        run_trials(mine, measures, config, store, progress, test=nothing_to_choose)
+        test_all = not config.test_seeds and (config.test_every or not is_choice)
+        run_trials(mine, measures, config, store, progress, test=test_all)
         if config.shard:
             log.info("--shard %s: %d of %d runs are done", config.shard, len(mine), len(trials))
             return None
+
         _choose(trials, config)
         tested = [trial for trial in trials if trial.chosen or config.test_every]
         if config.test_seeds:
             tested = _with_test_seeds(tested, config)
             trials = sorted([*trials, *tested], key=_place)
-        if not nothing_to_choose:
+        if not test_all:
             run_trials(tested, measures, config, store, progress, test=True)
+
         for trial in trials:
             trial.model = opened.enter_context(store.load(trial.outcome.model, kind="model"))
             for reference in trial.outcome.evaluations[:1]:
@@ -132,7 +136,6 @@ def run(data: str | Sequence[str], config: AnyConfig, *, store: Store, **options
         inputs |= dict(zip(roles("model", len(trials)), (t.model for t in trials), strict=True))
         evaluations = [trial.evaluation for trial in trials if trial.evaluation is not None]
         inputs |= dict(zip(roles("evaluation", len(evaluations)), evaluations, strict=True))
-
         write = functools.partial(build, trials=trials, task=row.name, labels=labels)
         return run_stage(replace(STAGE, config=type(config), build=write), config, inputs, store=store, **options)
 

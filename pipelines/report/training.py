@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from pipelines.report.blocks import Block, Grid, Picture, Section, grids_of_test
 from pipelines.report.given import Given, Runs
 from pipelines.storage.manifest import digest
 from pipelines.views import comparison
-from pipelines.views.comparison import Comparison
+from pipelines.views.comparison import Comparison, Row
 from pipelines.views.comparison_tables import tables
 from pipelines.views.curves import Curve, read_curve
 from pipelines.views.evaluations import Tested, corrected
@@ -146,11 +147,18 @@ def tests_of(compared: Comparison) -> list[Tested]:
     tests = []
     for row in others:
         for figure, words in TESTED.items():
-            values = [value for value in row.difference[figure].values if value is not None]
-            if len(values) > 1 and row.p[figure] is not None:
-                means = base.summary[figure].mean, row.summary[figure].mean
-                first, second = (float("nan") if mean is None else mean for mean in means)
-                tests.append(
-                    Tested(base.group.label, row.group.label, words, first, second, paired_t(values), unit="seeds")
-                )
+            pairs = list(_pairs(base, row, figure))
+            if len(pairs) > 1 and row.p[figure] is not None:
+                first, second = (statistics.fmean(side) for side in zip(*pairs, strict=True))
+                difference = paired_t([after - before for before, after in pairs])
+                tests.append(Tested(base.group.label, row.group.label, words, first, second, difference, unit="seeds"))
     return corrected(tests)
+
+
+def _pairs(base: Row, row: Row, figure: str) -> Iterator[tuple[float, float]]:
+    """A figure of the baseline and of a group, for each seed that both have."""
+    of_seed = {curve.seed: figures[figure] for curve, figures in zip(base.group.curves, base.runs, strict=True)}
+    for curve, figures in zip(row.group.curves, row.runs, strict=True):
+        before, after = of_seed.get(curve.seed), figures[figure]
+        if curve.seed is not None and before is not None and after is not None:
+            yield before, after

@@ -92,6 +92,16 @@ def test_differences_of_losses_are_tested_over_seeds_and_corrected_for_their_num
         assert row[5:7] == [f"{paired_t(values).p:.4f}", f"{p:.4f}"]
 
 
+def test_means_beside_a_difference_are_those_of_its_pairs(store: Store, names: list[str]) -> None:
+    third = runs.finished(
+        store, runs.metrics(losses(7, 2)), seed=2, plan="plain", counts={"steps": 8, "parameters": 1234}
+    )
+    found = grid(make.make([*names, third.reference], store)[0], "training-test-1")
+    assert [row[0] for row in found.cells] == ["mean training loss", "final training loss"]
+    for row in found.cells:
+        assert float(row[2]) - float(row[1]) == pytest.approx(float(row[3]), abs=2e-4)
+
+
 def test_the_numbers_of_the_paper_stand_beside_ours_with_their_gains(report: Report) -> None:
     beside, gains = grid(report, "paper-beside-ours"), grid(report, "paper-gains")
     assert ["paper", "RoBERTa-16-MLM", "English", "6.40", "7.28", "6.67"] in beside.cells

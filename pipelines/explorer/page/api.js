@@ -24,7 +24,7 @@ export async function enter() {
   await post("api/session", { token });
 }
 
-// The answer to a question, of which kind reads the body; the server may end before it, or within it.
+// The body of the answer, as the method `kind` of Response reads it.  A server that ends before or within its answer is gone.
 async function ask(path, kind, options) {
   let [response, body] = [null, null];
   try {

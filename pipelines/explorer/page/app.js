@@ -33,11 +33,12 @@ function setControls() {
 // the state of the server
 
 async function watch() {
-  let [version, again] = [-1, false]; // again: what was asked last did not come
+  let version = -1;
   for (;;) {
-    let next;
+    let [next, wasGone] = [null, false];
     try {
       next = await json("api/overview");
+      wasGone = $("gone") !== null;
       $("gone")?.remove();
     } catch (error) {
       if (error instanceof Refused) {
@@ -55,13 +56,14 @@ async function watch() {
     const isNew = next.version !== version && next.models.some((model) => model.ready)
       && (!before || before.state.phase !== next.state.phase || before.state.what !== next.state.what
         || step(before.state) !== step(next.state) || !page.sides.some((side) => side.heads));
-    if (isNew || again) {
-      again = false;
+    if (isNew || wasGone) {
       try {
         await refresh();
+        if (wasGone) {
+          await show(); // a head that was chosen in the meantime
+        }
       } catch (error) {
         problem("status-text", error);
-        again = true;
       }
     }
     version = next.version;

@@ -310,18 +310,21 @@ def test_a_page_whose_server_is_gone_says_so_and_keeps_its_pictures(browser: Any
 def test_a_server_that_goes_away_while_the_page_reads_is_noticed_and_the_page_goes_on_when_it_is_back(
     browser: Any, tmp_path: Path
 ) -> None:
-    with served(tmp_path, [model_folder(tmp_path / "model")]) as page:
-        look = opened(browser, page.address)
-        tab = look.__enter__()
+    ways = (
+        ("heads", lambda route: route.abort()),
+        ("heads", lambda route: route.fulfill(body='{"heads": [')),  # it breaks off
+        ("tiles", lambda route: route.abort()),
+    )
+    with served(tmp_path, [model_folder(tmp_path / "model")]) as page, opened(browser, page.address) as tab:
         ready(tab)
-        tab.route("**/api/tiles*", lambda route: route.abort())
-        tab.reload()
-        tab.get_by_text("The server has ended").wait_for(timeout=15_000)
-        tab.unroute("**/api/tiles*")
-        tab.get_by_text("The server has ended").wait_for(state="detached", timeout=15_000)
-        tab.locator("#maps canvas[aria-label]").first.wait_for(timeout=15_000)
-        look.wrong.clear()
-        look.__exit__()
+        for asked, ends in ways:
+            tab.route(f"**/api/{asked}*", ends)
+            tab.reload()
+            tab.get_by_text("The server has ended").wait_for(timeout=15_000)
+            tab.unroute(f"**/api/{asked}*")
+            until(tab, "document.querySelector('.cell canvas')?.width < 300")  # the width of one that is not drawn
+            tab.get_by_text("The server has ended").wait_for(state="detached", timeout=15_000)
+            tab.locator("#maps canvas[aria-label]").first.wait_for(timeout=15_000)
 
 
 def test_long_examples_are_drawn_and_read(browser: Any, tmp_path: Path) -> None:

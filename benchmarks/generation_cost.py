@@ -2,8 +2,8 @@
 
     python -m benchmarks.generation_cost
 
-A Llama of random weights reads a prompt; then it reads one token at a time.  Each round times the plain model and every plan, side by side in
-random order, on the same cache, which is cropped again after each step.
+A Llama of random weights reads a prompt, and then one token at a time.  Each round times the plain model and every plan, in random
+order.  After each step its token is cropped from the cache, so all steps read texts of one length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--length", type=int, default=1024, help="tokens before the step")
     parser.add_argument("--steps", type=int, default=4, help="in each round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default=",".join(PLANS), help="plans, with commas")
+    parser.add_argument(
+        "--only", default=",".join(PLANS), help="names of plans with commas between them, plain among them"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
@@ -80,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _step_time(model: Any, rows: tuple[Guide, ...], ids: torch.Tensor, steps: int) -> float:
-    """The processor time of one step, in seconds: a mean over some, after one that does not count."""
+    """The mean processor time of a step, in seconds; a first step, which is not timed, comes before the others."""
     handle = guidance.install(model, Plan(rows))
     marked = {"marked": ids[:, :-1] % 7 == 0} if any(row.pattern == "marked" for row in rows) else {}
     with torch.no_grad():

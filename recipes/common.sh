@@ -92,7 +92,7 @@ run() {
   "${GUIDE:-guide}" "$@"
 }
 
-# A command whose artifact, $made, belongs into the report, by its name if it has one.
+# A command whose artifact, $made, belongs in the report, by its name if it has one.
 keep() {
   made=$(run "$@")
   _label=$made
@@ -103,7 +103,7 @@ keep() {
   runs="$runs $_label"
 }
 
-# report TABLE: a page of all that was kept, beside the numbers of the paper, which prints none for its figures.
+# report TABLE: a page about all that was kept.  For a table it has the paper's numbers; for its figures the paper prints none.
 report() {
   case $1 in
   *-figure*) set -- --title "$(sed -n 's/^# \(Paper [^:]*\):.*/\1/p' "$0")" ;;

@@ -40,7 +40,7 @@ def cook(script: Path, guide: Callable[..., Any], folder: Path, settings: Mappin
     """Run a recipe in a folder.
 
     Args:
-        guide: answers its commands: takes their arguments, and returns a code, and what they write to out and err.
+        guide: stands for ``guide``: takes the arguments of a command, and returns its ``code``, and what it writes, ``out`` and ``err``.
         settings: variables of the environment.
     """
     ask = folder / "ask"
@@ -51,7 +51,9 @@ def cook(script: Path, guide: Callable[..., Any], folder: Path, settings: Mappin
     (ask / "guide").write_text(ASK)
     (ask / "guide").chmod(0o755)
     environment = {"PATH": os.environ["PATH"], "ASK": str(ask), "GUIDE": str(ask / "guide"), **settings}
-    question, answer = (os.open(ask / name, os.O_RDWR) for name in ("question", "answer"))  # which never blocks
+    question, answer = (
+        os.open(ask / name, os.O_RDWR) for name in ("question", "answer")
+    )  # opened to read and write, they never block
     try:
         with subprocess.Popen(
             [shell, script], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True

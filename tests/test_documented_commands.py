@@ -19,7 +19,7 @@ APP: Any = typer.main.get_command(load_app())
 
 
 def commands_in(line: str) -> Iterator[list[str]]:
-    """The arguments of each ``guide`` in a line of shell; what another command or a variable would say is the word 1."""
+    """The arguments of each ``guide`` in a line of shell; the word 1 stands for a variable, and for what another command prints."""
     line = re.sub(r'"(\$\(.*?\))"', r"\1", line)  # a substitution in quotes is one word, as without them here
     lexer = shlex.shlex(re.sub(r"\$\{?\w+\}?", "1", line), posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split = True

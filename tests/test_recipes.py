@@ -56,7 +56,7 @@ def missing(err: str) -> dict[Path, str]:
 
 
 def stub(path: Path, how: str = "") -> None:
-    """A file in the place of a missing one; a folder for names without an ending, and a model where one is to be fetched."""
+    """Put a small model where a model is to be fetched, a folder where a name has no ending, and else an empty file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if how.startswith("hf download") and "--repo-type" not in how:
         BertConfig(vocab_size=8, hidden_size=24, num_hidden_layers=2, num_attention_heads=12).save_pretrained(path)
@@ -78,7 +78,7 @@ def stub(path: Path, how: str = "") -> None:
 
 
 def answered(*arguments: str) -> SimpleNamespace:
-    """An answer without a run."""
+    """Answer a command without running it."""
     return SimpleNamespace(code=0, out=f"dry:{arguments[0]}\n", err="")
 
 

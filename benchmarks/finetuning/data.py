@@ -28,7 +28,7 @@ def files(
     Args:
         train: a file or folder, or several.
         lines: how many lines of the training file to take, from the first one on; 0 for all.
-        sentences: how many sentences to take of one in CoNLL columns.
+        sentences: how many sentences of a training file in CoNLL columns to take; 0 for all.
     """
     sources = [shared(f"data/{one}") for one in ([train] if isinstance(train, str) else train)]
     if lines or sentences:

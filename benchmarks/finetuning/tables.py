@@ -28,7 +28,7 @@ def neighbours() -> Plan:
 
 
 def patterns(*numbers: int) -> Plan:
-    """The four patterns of paper E, each in its number of neighbouring heads; the first pattern begins with head 0."""
+    """The four patterns of paper E in heads from 0 on: the first pattern in as many as the first number says, and so on."""
     names = (("matching_token", "mask"), ("same_segment", "mask"), ("next", "fix"), ("previous", "fix"))
     firsts = [0, *itertools.accumulate(numbers)]
     return Plan(

@@ -203,7 +203,7 @@ def page(known: Mapping[str, Any]) -> str:
     parts += ["## Pronouns with two candidates", of_candidates(known)]
     parts += [
         "## Antecedents among all words",
-        "Of each document as many tokens as the tokenizer takes: 128 in all-MiniLM-L6-v2.",
+        "Each document is cut at the length of its tokenizer, which is 128 tokens in all-MiniLM-L6-v2.",
         of_mentions(known),
     ]
     parts += ["## Reflexives", f"{reflexive['trained']['sentences']:,} sentences of the grammar, all tokens compete."]

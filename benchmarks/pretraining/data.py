@@ -93,7 +93,7 @@ def learned_books(store: Store) -> tuple[str, dict[str, Any]]:
 
 
 def of_published(part: str, **reading: Any) -> Prepare:
-    """A text as all-MiniLM-L6-v2 reads it, a published English model without a head for masked words, and that model."""
+    """Sequences of a text for all-MiniLM-L6-v2, a published English model without a head for masked words; runs start from it."""
 
     def prepare(store: Store) -> tuple[str, dict[str, Any]]:
         init = str(published())

@@ -83,7 +83,7 @@ def random_masks(**options: Any) -> Plan:
 
 
 def untrained() -> Plan:
-    """The adversary of the preset as it was drawn: masks with structure and without knowledge."""
+    """The adversary of the preset, never trained: its masks have structure, but it knows nothing of the text."""
     preset = Plan.load("preset:asa-pretraining")
     return Plan(tuple(replace(guide, options={**guide.options, "train": False}) for guide in preset.guides))
 
@@ -122,6 +122,12 @@ def grid(name: str, plan: Plan | None, rates: Sequence[float], warmups: Sequence
 
 GUIDED = ag("next", "previous")
 MIXED = Plan(tuple(Guide(pattern, "mix", options={"of": ("stream",)}) for pattern in ("previous", "next")))
+CONFLICTS = [
+    Setting("ELECTRA"),
+    Setting("McMisP", conflicts()),
+    Setting("Ground", conflicts(truth=True)),
+    Setting("Constant", conflicts(constant=0.9)),
+]
 CONTINUED = {
     "steps": 500,
     "batch_size": 32,
@@ -176,23 +182,13 @@ TABLES = {
         "Conflicts with mis-predictions in ELECTRA (paper C, table 5, smaller): training losses",
         counted_books,
         {**SMALL, "objective": "electra", "generator": "transformer"},
-        [
-            Setting("ELECTRA"),
-            Setting("McMisP", conflicts()),
-            Setting("Ground", conflicts(truth=True)),
-            Setting("Constant", conflicts(constant=0.9)),
-        ],
+        CONFLICTS,
     ),
     "mcmisp-late": Table(
         "Conflicts with mis-predictions in ELECTRA whose generator predicts (paper C, table 5, smaller): training losses",
         generated_books,
         {**SMALL, "objective": "electra", "generator": "transformer", "learning_rate": 5e-4},
-        [
-            Setting("ELECTRA"),
-            Setting("McMisP", conflicts()),
-            Setting("Ground", conflicts(truth=True)),
-            Setting("Constant", conflicts(constant=0.9)),
-        ],
+        CONFLICTS,
     ),
     "mcmisp-bert": Table(
         "Conflicts with mis-predictions in BERT (paper C, table 5, smaller): training losses",

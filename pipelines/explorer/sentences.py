@@ -13,8 +13,8 @@ from pipelines.text.readers import format_of, open_text
 
 
 def one_each(data: str, model: str, config: discover_score.Config, store: Store) -> tuple[str, discover_score.Config]:
-    """The sequences that the page reads, and the settings with which it reads them.  Of a text file with one sentence a line each
-    sequence is one sentence, in tokens of the model; all other data and their settings are returned as they are."""
+    """The sequences that the page reads, and the settings with which it reads them.  A text file with one sentence a line becomes
+    sequences of one sentence each, in tokens of the model; all other data and their settings are returned as they are."""
     with suppress(ArtifactMissing):
         store.find(data)
         return data, config

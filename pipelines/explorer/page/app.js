@@ -10,7 +10,7 @@ import { save } from "./saving.js";
 import { added, readAddress, view, writeAddress } from "./state.js";
 import { accept, colourBy, copyCommand, forget, mark, showAccepted, showDecisions, tryPattern } from "./work.js";
 
-// Controls that show an entry of the address: the value of each choice, and for each switch what stands there once it was switched.
+// Controls that show an entry of the address.  The entry of a choice is its value, that of a switch the word here once it was switched.
 const CHOICES = ["view", "pictures", "scale"];
 const SWITCHES = { sentences: "off", outline: "off", special: "out", difference: "on" };
 

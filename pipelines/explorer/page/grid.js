@@ -165,7 +165,7 @@ export class Grid {
     return { width: AXIS + this.width * (side + BETWEEN), height: 18 + this.rows * (side * (1 + SPARK_SHARE) + BETWEEN) };
   }
 
-  // The whole grid on a figure, with pictures of some width.
+  // Draws the whole grid on a figure.  side: the width of each picture.
   figure(pen, side, ink) {
     const step = side + BETWEEN;
     const tall = side * (1 + SPARK_SHARE) + BETWEEN;

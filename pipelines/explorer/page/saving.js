@@ -33,7 +33,7 @@ function caption(isOverview) {
   ].filter(Boolean).join(" ");
 }
 
-// With two models each share names its model, as far as the model has the head.
+// The mean attention on a pattern.  Of two models each share names its model; a model without the head has none.
 function patternShare(pattern) {
   const found = page.sides.filter(current).flatMap((side) => {
     const share = current(side).relevance[side.heads.patterns.indexOf(pattern)] ?? null;

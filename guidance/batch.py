@@ -405,6 +405,10 @@ class BatchGuidance:
         result: Result = self._cache[key]
         return result
 
+    def of_scope(self, key: tuple[Any, ...], scope: AttentionScope, compute: Callable[[], Result]) -> Result:
+        """What a backend makes for all layers that share a scope: computed once for each key, which begins with its name."""
+        return self._once((*key, self._index(scope)), compute)
+
     def _index(self, scope: AttentionScope) -> int:
         # index, not id(): torch.compile cannot guard on ids
         return next(index for index, (_, _, known) in enumerate(self._scopes) if known is scope)

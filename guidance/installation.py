@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from guidance.attention.backends import choose_backends
+from guidance.attention.backends import HeadPath, choose_backends
 from guidance.attention.function import NAME, guided_attention
 from guidance.attention.mixing import Mixing, guidance_of
 from guidance.batch import BatchGuidance
@@ -42,7 +42,13 @@ class Handle(GuidedModel):
     """
 
     def __init__(
-        self, model: PreTrainedModel, plan: Plan, *, backend: str = "auto", forward: bool = False, **more: Any
+        self,
+        model: PreTrainedModel,
+        plan: Plan,
+        *,
+        backend: str | Mapping[HeadPath, str] = "auto",
+        forward: bool = False,
+        **more: Any,
     ) -> None:
         """Resolve the plan, with the arguments of `GuidedModel`; `install` also puts it into the model."""
         if not isinstance(model, PreTrainedModel):
@@ -399,7 +405,7 @@ def install(
     columns: Iterable[str] | None = None,
     tables: Mapping[str, Any] | None = None,
     training: bool = True,
-    backend: str = "auto",
+    backend: str | Mapping[HeadPath, str] = "auto",
     progress: tuple[int, int] | None = None,
     forward: bool = False,
 ) -> Handle:
@@ -416,8 +422,8 @@ def install(
             of with the first batch.  `GuidedModel.needs` says what a plan needs.
         tables: what patterns and rules look up, by name; see `GuidedModel`.
         training: the losses of the plan will be asked for.  If not, what only they read need not be given.
-        backend: what computes heads: ``auto``, or a name in `guidance.attention.backends.BACKENDS`.  A backend that cannot
-            compute a head of the plan is refused.
+        backend: what computes heads: ``auto``, or a name in `guidance.attention.backends.BACKENDS`; or such a name for each of some
+            paths, ``{"plain": "varlen"}``.  A backend that cannot compute a head of the plan is refused.
         progress: how far training is, for guides that fade: see `GuidedModel.advance`.
         forward: the model will be called as ``model.forward(...)``, which passes hooks by, as sentence-transformers calls it.
 

@@ -1,19 +1,20 @@
 """Backends of attention: functions of one signature that compute heads of a call.
 
 ``reference`` computes scores and probabilities and is the definition of correct; ``blocks`` does the same without keeping
-them; ``sdpa`` is PyTorch's fast kernel, and ``logsumexp`` reads losses off it where it can.  A new backend is one file and one
-call of `register_backend`.
+them; ``sdpa`` is PyTorch's fast kernel, and ``logsumexp`` reads losses off it where it can.  ``flex`` and ``varlen`` are for CUDA
+devices; nothing takes them by itself until they have been measured there (`benchmarks.gpu`).  A new backend is one file and one call
+of `register_backend`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from guidance.attention import blocks, logsumexp, reference, sdpa
+from guidance.attention import blocks, flex, logsumexp, reference, sdpa, varlen
 from guidance.attention.call import AttentionCall
 from guidance.errors import PlanError
 from guidance.registry import Registry
@@ -64,21 +65,31 @@ def register_backend(name: str, attend: Attend, paths: Iterable[HeadPath], *, pa
     return BACKENDS.add(name, backend, package or attend.__module__)
 
 
-def choose_backends(name: str, site_plans: Iterable[SitePlan]) -> dict[str, Attend]:
-    """The function that computes the heads of each path."""
-    if name == "auto":
-        return {path: BACKENDS[_AUTO[path]].attend for path in PATHS}
-    backend = BACKENDS.find(name)
+def choose_backends(names: str | Mapping[HeadPath, str], site_plans: Iterable[SitePlan]) -> dict[str, Attend]:
+    """The function that computes the heads of each path.
+
+    Args:
+        names: of one backend for all paths, ``auto``, or of a backend for some paths.
+    """
+    wanted: dict[HeadPath, str] = dict.fromkeys(PATHS, names) if isinstance(names, str) else dict(names)
+    if unknown := sorted(map(str, wanted.keys() - set(PATHS))):
+        raise PlanError(f"there is no path {unknown[0]!r} of heads", hint=f"paths: {', '.join(PATHS)}")
+    chosen = {path: BACKENDS.find(name) for path, name in wanted.items() if name != "auto"}
     for site_plan in site_plans:
-        for path in site_plan.paths_taken() - backend.paths:
-            raise PlanError(
-                f"the backend {name!r} cannot compute heads on the path {path!r}, which this plan takes",
-                hint='backend="auto" takes a backend for each path',
-            )
-    return dict.fromkeys(PATHS, backend.attend)
+        for path in site_plan.paths_taken():
+            if path in chosen and path not in chosen[path].paths:
+                raise PlanError(
+                    f"the backend {chosen[path].name!r} cannot compute heads on the path {path!r}, which this plan takes",
+                    hint='backend="auto" takes a backend for each path',
+                )
+    # recorded probabilities and soft caps need the explicit path also where a plan does not
+    able = {path: backend for path, backend in chosen.items() if path in backend.paths}
+    return {path: able.get(path, BACKENDS[_AUTO[path]]).attend for path in PATHS}
 
 
 BACKENDS.add("reference", Backend("reference", reference.attend, frozenset(PATHS)))
 BACKENDS.add("sdpa", Backend("sdpa", sdpa.attend, frozenset({"plain", "masked"})))
 BACKENDS.add("blocks", Backend("blocks", blocks.attend, frozenset(PATHS)))
 BACKENDS.add("logsumexp", Backend("logsumexp", logsumexp.attend, frozenset(PATHS)))
+BACKENDS.add("flex", Backend("flex", flex.attend, frozenset(PATHS)))
+BACKENDS.add("varlen", Backend("varlen", varlen.attend, frozenset({"plain"})))

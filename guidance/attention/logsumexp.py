@@ -7,6 +7,7 @@ the kernel computes anyway, and the scores of the few keys that a pattern names;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,12 +38,17 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
 
 def fitting(call: AttentionCall, heads: tuple[int, ...]) -> tuple[int, ...]:
     """The heads that the kernel can compute: their losses read a few scores of each row, and no guide changes their attention."""
+    has_kernel = call.query.device.type == "cpu" and call.query.shape[-1] == call.key.shape[-1] == call.value.shape[-1]
+    if not has_kernel or torch.compiler.is_compiling() or blocks.keeps_matrix(call, heads):
+        return ()
+    return reading_few(call, heads)
+
+
+def reading_few(call: AttentionCall, heads: tuple[int, ...]) -> tuple[int, ...]:
+    """The heads whose losses read a few scores of each row, and whose attention no guide changes."""
     batch = call.batch
     is_plain = call.dropout == 0 and call.softcap is None and call.position_bias is None and batch.recorded is None
-    has_kernel = call.query.device.type == "cpu" and call.query.shape[-1] == call.key.shape[-1] == call.value.shape[-1]
-    if batch.attacking or batch.past is not None or not is_plain or not has_kernel or torch.compiler.is_compiling():
-        return ()
-    if blocks.keeps_matrix(call, heads):
+    if batch.attacking or batch.past is not None or not is_plain:
         return ()
     targets = call.making("target", heads) if batch.measuring else []
     busy = {
@@ -77,16 +83,38 @@ def _attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     empty_B1Q = call.batch.empty(call.scope)[..., 0]
     output, lse_BhQ = FlashAttention.apply(query, key, value, mask, is_causal, call.scale)
     lse_BhQ = lse_BhQ.masked_fill(empty_B1Q, 0.0)
+
+    def of_doubled_scores(query_BhQD: Tensor, key_BhKD: Tensor, at: tuple[int, ...]) -> Tensor:
+        return LogSumExp.apply(query_BhQD, key_BhKD, mask, is_causal, 2 * call.scale).masked_fill(empty_B1Q, 0.0)
+
+    measure(call, heads, query, key, lse_BhQ, of_doubled_scores)
+    return output.masked_fill(empty_B1Q.unsqueeze(-1), 0.0).transpose(1, 2)
+
+
+def measure(
+    call: AttentionCall,
+    heads: tuple[int, ...],
+    query_BhQD: Tensor,
+    key_BhKD: Tensor,
+    lse_BhQ: Tensor,
+    of_doubled_scores: Callable[[Tensor, Tensor, tuple[int, ...]], Tensor],
+) -> None:
+    """Keep the losses of `reading_few` heads, given the logarithms of the sums of the exponentials of their scores.
+
+    Args:
+        lse_BhQ: at least float32, 0 for queries without a key.
+        of_doubled_scores: the same of twice the scores, from the queries and keys of some heads and their positions among all.
+    """
     measured, distances = reference.measurements(call, heads), []
     with torch.autocast(call.query.device.type, enabled=False):
         for each in measured:
-            mine = heads_of(query, each.at), heads_of(key, each.at)
+            mine = heads_of(query_BhQD, each.at), heads_of(key_BhKD, each.at)
             target, lse = each.target, heads_of(lse_BhQ, each.at)
             wide = [states.to(lse.dtype) for states in mine]
             named = target.predicate.named_scores(wide[0], wide[1])
             logarithms = NamedScores(named.scores_BHQC * call.scale - lse.unsqueeze(-1), named.is_key_BQC)
             if isinstance(target, SquaredTarget):
-                of_squares = LogSumExp.apply(*mine, mask, is_causal, 2 * call.scale).masked_fill(empty_B1Q, 0.0)
+                of_squares = of_doubled_scores(*mine, each.at)
                 distances.append(target.from_squares((of_squares - 2 * lse).exp(), logarithms.mass()))
             elif isinstance(target, DivergenceTarget):
                 mean_BhQ = None
@@ -94,7 +122,6 @@ def _attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
                     mean_BhQ = call.scale * _mean_score(wide[0], wide[1], call.scope.allowed_BQK) - lse
                 distances.append(target.of_named(logarithms, mean_BhQ))
     reference.note(call, measured, distances)
-    return output.masked_fill(empty_B1Q.unsqueeze(-1), 0.0).transpose(1, 2)
 
 
 def _mean_score(query_BhQD: Tensor, key_BhKD: Tensor, allowed_BQK: Tensor) -> Tensor:

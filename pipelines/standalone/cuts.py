@@ -27,6 +27,9 @@ ALWAYS: Cuts = {
     # losses and attacks are left out
     ("guidance.attention.logsumexp", "fitting"): "return ()",
     ("guidance.attention.logsumexp", "_attend"): _NEVER,
+    # its backend is always auto
+    ("guidance.attention.flex", "attend"): _NEVER,
+    ("guidance.attention.varlen", "attend"): _NEVER,
     ("guidance.attention.reference", "measurements"): "return []",
     ("guidance.attention.reference", "note"): "return None",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,10 @@ def of_scores(scored: Sequence[Scored], tests: Sequence[Tested], data: str) -> l
     found = []
     for each in scored:
         gains = {
-            tested.metric: (Summary((tested.difference.effect,), tested.difference.effect), tested.difference.p)
+            tested.metric: (
+                Summary((tested.difference.effect,), tested.difference.effect),
+                None if math.isnan(tested.difference.p) else tested.difference.p,  # of one pair there is none
+            )
             for tested in tests
             if tested.other == each.label and tested.baseline == scored[0].label
         }
@@ -129,6 +133,8 @@ def section(table: PaperTable, ours: Sequence[Ours]) -> Section:
         if rows:
             marked = [number for number, row in enumerate(rows) if row[0] == "ours"]
             blocks.append(Grid("paper-gains", Table(caption, titles, rows), marked))
+            if not tested:
+                blocks.append(Prose("None of our differences is tested: that takes several seeds of each.", note=True))
     notes: dict[str, list[str]] = {}
     for number in table.numbers:
         if number.note:

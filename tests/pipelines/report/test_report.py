@@ -346,6 +346,13 @@ def test_settings_of_a_search_are_summarised_and_tested_over_seeds(store: Store)
     assert "guide search corpus/0000000000000000 --grid a=1,2" in as_markdown(made, "x")
 
 
+def test_of_one_run_each_a_gain_has_no_p_value(store: Store) -> None:
+    searches = [searched(store, {"a=1": [value]}, every=False).reference for value in (0.5, 0.6)]
+    made, _ = make.make(searches, store, paper="b-table3")
+    assert [row[-1] for row in grid(made, "paper-gains").cells if row[0] == "ours"] == ["+10.0"]
+    assert "None of our differences is tested" in as_markdown(made, "x")
+
+
 def test_of_a_search_that_tested_only_what_it_chose_only_that_is_ours(store: Store) -> None:
     search = searched(store, {"a=1": [0.5, 0.7], "a=2": [0.1, 0.2]}, every=False)
     made, _ = make.make([search.reference], store)

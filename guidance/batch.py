@@ -22,6 +22,7 @@ from guidance.mechanisms.attacks import AttackMechanism, Form, divergence
 from guidance.mechanisms.base import Attack, PatternInputs
 from guidance.mechanisms.logit_loss import mispredictions
 from guidance.mechanisms.masks import joined
+from guidance.packing import Documents
 from guidance.patterns.features import IdsNotKnown, Tokens
 from guidance.patterns.predicates import AttentionScope, Predicate
 from guidance.site_plans import SitePlan
@@ -64,6 +65,7 @@ class BatchGuidance:
         past: how many of the decoder's tokens it reads from a cache; None if it is not known whether there is one.
         earlier: by site and place, what `mix` needs of earlier tokens; see `guidance.prefix`.
         kept: the same for calls after this one, filled by the forward pass; None if there is no cache.
+        documents: where they are in the row that the model reads in place of the padded batch; None if it reads that.  See `packed`.
     """
 
     guided: GuidedModel
@@ -79,6 +81,7 @@ class BatchGuidance:
     earlier: Mapping[tuple[Site, str], Tensor] = field(default_factory=dict)
     kept: dict[tuple[Site, str], Tensor] | None = None
     strengths: Mapping[int, Tensor] = field(default_factory=dict)
+    documents: Documents | None = None
     site_plans: Mapping[Site, SitePlan] = field(init=False)
     _cache: dict[Any, Any] = field(default_factory=dict)
     _converted: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -93,6 +96,28 @@ class BatchGuidance:
     def attacking(self) -> bool:
         """This is the second pass, in which attacks are made and losses on heads are not measured."""
         return self.seeds_B is not None
+
+    # packing
+
+    def packed(self, documents: Documents | None = None) -> dict[str, Any]:
+        """The arguments of the model with which it reads the batch as one row without padding, (1, N).
+
+        Its outputs are those of the row; patterns, losses and probabilities stay those of the batch, (B, T).
+
+        Args:
+            documents: the lengths of the texts of the batch, if they are known already.
+
+        Raises:
+            InputError: the batch has no ids, or is not padded on the right.
+            UnsupportedModel: the model takes no positions.
+
+        Example:
+            >>> guidance = handle.guide(batch["input_ids"], batch["attention_mask"])
+            >>> logits_1NV = model(**guidance.packed(), guidance=guidance).logits
+        """
+        tokens = self._stack("encoder")
+        self.documents = documents or Documents.of_mask(tokens.valid_BT)
+        return self.documents.inputs(self.guided.model, tokens.ids_BT)
 
     # losses
 
@@ -192,7 +217,9 @@ class BatchGuidance:
         if seeds_B is None:
             seeds_B = torch.randint(1 << 62, (len(self._valid),))
         seeds_B = seeds_B.to(self._valid.device)
-        return BatchGuidance(self.guided, self.tokens, self.step, seeds_B, strengths=self.strengths)
+        return BatchGuidance(
+            self.guided, self.tokens, self.step, seeds_B, strengths=self.strengths, documents=self.documents
+        )
 
     def adversarial_loss(
         self,
@@ -303,7 +330,14 @@ class BatchGuidance:
     def works_at(self, module: nn.Module) -> bool:
         """Whether anything is to be done in this attention module."""
         sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
-        return self.recorded is not None or any(self.site_plan(site) for site in sites)
+        return any(each is not None for each in (self.recorded, self.documents)) or any(map(self.site_plan, sites))
+
+    def passes_by(self, module: nn.Module) -> bool:
+        """Whether nothing is to be done in the coming call of a module.  If so, the call counts as made."""
+        if getattr(module, "guide_sites", ()) and self.site_plan(self.coming_site(module)) is not None:
+            return False
+        self.site(module)
+        return True
 
     def site_plan(self, site: Site) -> SitePlan | None:
         """What is to be done at a site in this pass; None for nothing."""

@@ -57,6 +57,19 @@ def guided_attention(
         softcap: see `AttentionCall`.
         layer_input: the hidden states that the module reads, if a mechanism needs them.
     """
+    documents = guidance.documents if isinstance(guidance, BatchGuidance) else None
+    if documents is not None and documents.is_packed(query.transpose(1, 2)):
+        assert isinstance(guidance, BatchGuidance) and attention_mask is not None
+        if position_bias is None and softcap is None and documents.one_by_one(query) and guidance.passes_by(module):
+            plain: dict[str, Any] = {"dropout": dropout, "scaling": scaling, **kwargs}
+            return documents.plain_attention(module, query, key, value, attention_mask, **plain), None
+        query, key, value = (documents.apart(s.transpose(1, 2)).transpose(1, 2) for s in (query, key, value))
+        read = None if layer_input is None else documents.apart(layer_input)
+        settings = {"position_bias": position_bias, "softcap": softcap, "layer_input": read, **kwargs}
+        output, attention = guided_attention(
+            module, query, key, value, attention_mask, dropout, scaling, guidance, **settings
+        )
+        return documents.together(output), attention
     canary = guidance if isinstance(guidance, Canary) else None
     if canary is not None:
         canary.record(module, attention_mask, query.shape[1] // key.shape[1], value.shape[-1])

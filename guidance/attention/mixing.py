@@ -233,6 +233,9 @@ class Mixing:
         site = guidance.coming_site(self.module)
         if not any(place in row.mechanism.places for row in _rows_at(guidance, site)):
             return states
+        documents = guidance.documents
+        if documents is not None and documents.is_packed(states):
+            return documents.together(self._mixed(guidance, place, documents.apart(states), mask))
         if mask is not None and mask.dtype != torch.bool:
             mask = guidance.boolean(mask)
         batch, length = states.shape[:2]

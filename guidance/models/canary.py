@@ -50,6 +50,8 @@ class Canary:
         guidance: of no plan, which records the probabilities of all heads.
     """
 
+    documents = None
+
     def __init__(self) -> None:
         nothing: Any = _NoPlan()
         self.guidance = BatchGuidance(nothing, {}, measuring=False, recorded={})

@@ -212,7 +212,9 @@ class _Loop:
 
     def _circumstances(self) -> dict[str, Any]:
         """What the exact bits depend on besides the configuration."""
+        packing = getattr(self.settings, "packing", "none")
         return {
+            **({} if packing == "none" else {"packing": packing}),
             "world": self.cluster.world,
             "device": self.cluster.device.type,
             "precision": self.cluster.precision,
@@ -394,7 +396,11 @@ class _Loop:
             return None
         self.learner.restore(state.tallies)
         before, now = state.circumstances, self._circumstances()
-        changed = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
+        changed = [
+            f"{key} was {before.get(key)}, is {now.get(key)}"
+            for key in {**before, **now}
+            if before.get(key) != now.get(key)
+        ]
         if changed:
             log.warning("continuing with the same order of examples, but not bit-equal: %s", ", ".join(changed))
         log.info("continuing after step %d of %d", self.step, self.settings.steps)

@@ -6,13 +6,23 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipelines.engine.stage import Config
+from pipelines.engine.stage import Config, knob
 
 
 class Masking(Config):
     """For objectives that mask tokens."""
 
     mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are masked and predicted.")
+
+
+class Packing(Config):
+    """For objectives of encoders, whose batches can be read without padding."""
+
+    packing: Literal["none", "documents"] = knob(
+        "none",
+        "documents: the sequences of a batch stand in one row without padding, and each is read as if it stood alone; none: they "
+        "are padded to the longest.",
+    )
 
 
 class Filling(Config):

@@ -175,7 +175,8 @@ class Generator:
     def _fill(
         self, model: nn.Module, batch: FilledBatch, inputs: Inputs, extra: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        logits_NV = logits_at(model, inputs.places_N, part="generator", **inputs.model, **extra).logits
+        read, places_N = self.guided.read(inputs, extra)
+        logits_NV = logits_at(model, places_N, part="generator", **read).logits
         device, labels_N = logits_NV.device, inputs.labels_N
         drawn_N = draw(logits_NV, batch.uniform_N.to(device), self.ordinary_W.to(device))
         batch.fill(drawn_N)

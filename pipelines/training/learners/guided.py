@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
+from guidance.calls import guide_batch
 from guidance.checkpoint import take_over
 from guidance.installation import install
 from guidance.mechanisms.attacks import Form, divergence
+from guidance.packing import Documents
 from guidance.plan import Plan
 from pipelines.training.learner import ModelFolder, Pass, Setup
 
@@ -33,12 +35,14 @@ class Inputs:
         model: the inputs of the model, by name.
         places_N: positions of the tokens to predict, in the flattened batch (of targets); ``labels_N``: their ids.
         columns: features of the input tokens of the model, or of its encoder, each (B, T).
+        documents: where the examples are in the row that the model reads in place of the padded batch; None if it reads that.
     """
 
     model: Mapping[str, Tensor]
     places_N: Tensor
     labels_N: Tensor
     columns: Mapping[str, Tensor]
+    documents: Documents | None = field(default=None, kw_only=True)
 
     @property
     def seen(self) -> dict[str, Tensor]:
@@ -102,6 +106,18 @@ class Guides:
     def forward(self, guidance: BatchGuidance) -> dict[str, BatchGuidance]:
         """The further argument of the model; empty if no guide acts, so that the model is the unguided one."""
         return {"guidance": guidance} if self.handle.site_plans else {}
+
+    def read(self, inputs: Inputs, extra: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor]:
+        """The arguments with which the model reads a micro-batch, and where the tokens to predict are in what it reads.
+
+        Args:
+            extra: further arguments of the model; if the micro-batch is packed, its guidance is the one that travels along.
+        """
+        documents = inputs.documents
+        if documents is None:
+            return {**inputs.model, **extra}, inputs.places_N
+        guidance = extra.get("guidance") or guide_batch(self.handle, inputs.seen, measuring=False)
+        return {**extra, **guidance.packed(documents), "guidance": guidance}, documents.at(inputs.places_N)
 
     def name(self, label: str) -> str:
         """The name of the loss of a guide in the metrics."""

@@ -2,19 +2,68 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
+from guidance.calls import guide_batch
+from guidance.errors import InputError, UnsupportedModel
+from guidance.installation import install
+from guidance.models.canary import evaluating
 from guidance.objectives.masked_lm import cross_entropy
 from guidance.objectives.selection import logits_at
+from guidance.packing import Documents
+from guidance.plan import Plan
 from guidance.statistics.ngrams import unigram_nats
+from pipelines.training.batches import ids_and_mask
 from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import Guides, Inputs, Learner
 from pipelines.training.learners.masked_batches import MaskedBatch
+
+_ROUNDING = 1e-3
+"""The largest difference of outputs, relative to the largest output, that counts as rounding."""
+
+
+def check_packing(setup: Setup, model: Any) -> None:
+    """Raises InputError if ``--packing documents`` was asked for and cannot be followed: a sequence holds several documents, or
+    the model gives packed documents other outputs than each alone.
+
+    Reads two short documents, in evaluation mode.  Call it before a plan is installed.
+    """
+    if setup.config.packing == "none":
+        return
+    for data in setup.corpora or (setup.sequences,):
+        if data.manifest["config"].get("packing", "full-sentences") == "full-sentences":
+            raise InputError(
+                f"--packing documents: a sequence of {data.reference} may hold several documents, which would see each other",
+                hint="guide build-sequences … --packing document",
+            )
+    if setup.config.compile:
+        raise InputError("--packing documents does not work with --compile: every batch has other lengths")
+    name = type(model).__name__
+    known = (token for token in range(model.config.vocab_size) if token != model.config.pad_token_id)
+    ids = torch.tensor(list(itertools.islice(itertools.cycle(known), 10)), device=next(model.parameters()).device)
+    texts = [ids[:4], ids[4:]]
+    handle = install(model, Plan(()))
+    try:
+        with evaluating(model), torch.no_grad():
+            alone = torch.cat([model(input_ids=text[None]).logits[0] for text in texts]).float()
+            guidance = guide_batch(handle, ids_and_mask([text.cpu().numpy() for text in texts], 0, ids.device))
+            together = model(**guidance.packed(), guidance=guidance).logits[0].float()
+    except UnsupportedModel as error:
+        raise InputError(f"--packing documents: {error.message}", hint="leave --packing out") from error
+    finally:
+        handle.remove()
+    if bool((together - alone).abs().max() > _ROUNDING * alone.abs().max()):
+        raise InputError(
+            f"--packing documents: {name} reads documents in one row otherwise than alone", hint="leave --packing out"
+        )
 
 
 class LanguageModel(Learner):
@@ -32,6 +81,7 @@ class LanguageModel(Learner):
             words: the ids that are predicted, ascending.
         """
         super().__init__(model, Guides(model, setup, setup.plan, judged=self.JUDGED), setup)
+        self.packs = getattr(setup.config, "packing", "none") == "documents"
         self.pad_id, self.validated, self.words = setup.tokenizer.pad_token_id, self.TASKS, words
 
     @cached_property
@@ -77,7 +127,8 @@ class LanguageModel(Learner):
 
     def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
         """A forward pass whose ``logits`` are those of the predicted tokens, (N, classes)."""
-        return logits_at(model, inputs.places_N, **inputs.model, **extra)
+        read, places_N = self.guided.read(inputs, extra)
+        return logits_at(model, places_N, **read)
 
     def num_predicted(self, batch: MaskedBatch) -> float:
         """How many tokens the model predicts."""
@@ -93,7 +144,9 @@ class LanguageModel(Learner):
 
     def tensors(self, batch: MaskedBatch) -> Inputs:
         """The batch on the device of the model."""
-        return batch.tensors(self.pad_id, next(self.model.parameters()).device)
+        device = next(self.model.parameters()).device
+        inputs = batch.tensors(self.pad_id, device)
+        return replace(inputs, documents=Documents.of(batch.lengths, device)) if self.packs else inputs
 
     def guide(self, inputs: Inputs, step: int = 0) -> BatchGuidance:
         """The guidance of a batch, made of its ids, attention mask and features."""

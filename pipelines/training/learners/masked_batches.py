@@ -32,9 +32,14 @@ class MaskedBatch:
     origins: Sequence[tuple[int, int]] = ()
 
     @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row."""
+        return list(map(len, self.seen))
+
+    @property
     def length(self) -> int:
         """Tokens of the longest row."""
-        return max(map(len, self.seen))
+        return max(self.lengths)
 
     @cached_property
     def examples(self) -> float:

@@ -17,7 +17,7 @@ from guidance.objectives.selection import put_at
 from pipelines.training.learner import ModelFolder, Setup
 from pipelines.training.learners.generator import Generator, Pair, build_generator
 from pipelines.training.learners.guided import Inputs
-from pipelines.training.learners.language_model import LanguageModel
+from pipelines.training.learners.language_model import LanguageModel, check_packing
 from pipelines.training.learners.masked_batches import FilledBatch, MaskedBatch
 from pipelines.training.model_checks import check_lengths
 from pipelines.training.models import build_model, masker_of
@@ -29,6 +29,7 @@ def prepare(setup: Setup, objective: type[Objective]) -> MaskedLM:
     """Raises InputError when data, plan, model and settings do not fit each other."""
     model = build_model(setup, objective, setup.plan.for_part("model"))
     check_lengths(model.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
+    check_packing(setup, model)
     kind = generator_kind(setup.plan, setup.config)
     if kind == "none":
         return MaskedLM(setup, model)
@@ -55,7 +56,9 @@ class MaskedLM(LanguageModel):
         output that stands for each example, (B, D)."""
         if self.guided.sentence == "hidden":
             output = self.call(model, inputs, guidance=guidance, output_hidden_states=True)
-            return output, output.logits, output.hidden_states[-1][:, 0]
+            states = output.hidden_states[-1]
+            states_BTd = states if inputs.documents is None else inputs.documents.apart(states)
+            return output, output.logits, states_BTd[:, 0]
         batch, length = inputs.model["input_ids"].shape
         first_B = torch.arange(batch, device=inputs.places_N.device) * length
         asked = dataclasses.replace(inputs, places_N=torch.cat((inputs.places_N, first_B)))

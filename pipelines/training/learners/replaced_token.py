@@ -7,6 +7,7 @@ the original token counts as not replaced.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from pipelines.training.batches import pad
 from pipelines.training.learner import Setup
 from pipelines.training.learners.generator import build_generator
 from pipelines.training.learners.guided import Inputs
+from pipelines.training.learners.language_model import check_packing
 from pipelines.training.learners.masked_lm import FilledLM
 from pipelines.training.model_checks import check_lengths
 from pipelines.training.models import build_model
@@ -40,6 +42,7 @@ def prepare(setup: Setup, objective: type[Objective]) -> ReplacedToken:
             f"start from is {model.config.model_type}"
         )
     check_lengths(model.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
+    check_packing(setup, model)
     network = build_generator(setup, model, shares_embeddings=True) if kind == "transformer" else None
     return ReplacedToken(setup, model, network)
 
@@ -70,16 +73,18 @@ class ReplacedToken(FilledLM):
         columns = dict(inputs.columns)
         places_N = places_of(pad([np.ones(len(row), bool) for row in batch.seen], False, batch.length))
         places_N = places_N.to(inputs.labels_N.device, non_blocking=True)
-        return Inputs(
-            {**inputs.model, "input_ids": columns.pop("predicted")},
-            places_N,
-            columns["mispredicted"].flatten()[places_N].long(),
-            columns,
+        return replace(
+            inputs,
+            model={**inputs.model, "input_ids": columns.pop("predicted")},
+            places_N=places_N,
+            labels_N=columns["mispredicted"].flatten()[places_N].long(),
+            columns=columns,
         )
 
     def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
-        output = model(**inputs.model, **extra)
-        output.logits = two_classes(output.logits.flatten()[inputs.places_N])
+        read, places_N = self.guided.read(inputs, extra)
+        output = model(**read)
+        output.logits = two_classes(output.logits.flatten()[places_N])
         return output
 
     def num_predicted(self, batch: Any) -> float:

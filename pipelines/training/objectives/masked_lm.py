@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pipelines.training.objective import Card, Objective
 from pipelines.training.plan_checks import GENERATOR_CARD
-from pipelines.training.settings import Filling, FloorEvaluation, MaskedEvaluation, Masking, PseudoEvaluation
+from pipelines.training.settings import (
+    Filling,
+    FloorEvaluation,
+    MaskedEvaluation,
+    Masking,
+    Packing,
+    PseudoEvaluation,
+)
 
 
 class MaskedLanguageModelling(Objective):
@@ -16,7 +23,7 @@ class MaskedLanguageModelling(Objective):
     needs = "mlm predicts masked words, in any sequences."
     families = ("modernbert", "roberta", "bert", "electra")
     card = Card("masked language model", "fill-mask", "AutoModelForMaskedLM", GENERATOR_CARD)
-    settings = (Masking, Filling)
+    settings = (Masking, Filling, Packing)
     examples = (
         "guide pretrain wiki-128 --plan preset:neighbours --size mini --steps 5000",
         "guide pretrain wiki-512 --architecture roberta --plan preset:ag --size base --epochs 10 --weight-decay 0   # as paper A",

@@ -7,7 +7,7 @@ from pydantic import Field
 from pipelines.engine.stage import Config
 from pipelines.training.objective import Card, Objective
 from pipelines.training.plan_checks import GENERATOR_CARD
-from pipelines.training.settings import Filling, MaskedEvaluation, Masking
+from pipelines.training.settings import Filling, MaskedEvaluation, Masking, Packing
 
 
 class Settings(Config):
@@ -30,7 +30,7 @@ class ReplacedTokenDetection(Objective):
     families = ("electra",)
     card = Card("discriminator of replaced tokens", "feature-extraction", "AutoModelForPreTraining", GENERATOR_CARD)
     trains_generator = True
-    settings = (Masking, Filling, Settings)
+    settings = (Masking, Filling, Packing, Settings)
     examples = (
         "guide pretrain wiki-512 --objective electra --plan preset:mcmisp --cooccur wiki-pairs --size base --batch-size 256 --steps 1000000 --warmup-steps 10000 --beta2 0.98 --epsilon 1e-6   # as paper C",
         "guide pretrain wiki-128 --objective electra --generator unigram --plan preset:ag --size base",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from guidance.errors import Interrupted
+from guidance.errors import InputError, Interrupted
 from pipelines.progress import Progress
 from pipelines.stages import cooccurrence, corpus, dataset, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
@@ -29,7 +29,8 @@ from tests.trainings import At, assert_close, one_thread, send  # noqa: F401
 
 
 class Case(NamedTuple):
-    """A training: on ``words``, sequences of text, or ``pairs``, of parallel text; ``plan`` is a preset or TOML."""
+    """A training: on ``words``, sequences of text, ``documents``, which end with their document, or ``pairs``, of parallel text;
+    ``plan`` is a preset or TOML."""
 
     data: tuple[str, ...]
     settings: Mapping[str, Any] = {}
@@ -64,6 +65,7 @@ SEGMENTS = '[[guide]]\npattern = "same_segment"\nmechanism = "attention_loss"\nh
 ELECTRA: dict[str, Any] = {"objective": "electra", "mask_probability": 0.3}
 CASES = {
     "mlm": Case(("words",), {"batch_tokens": 100}, "preset:ag"),
+    "mlm, packed": Case(("documents",), {"packing": "documents"}, "preset:ag"),
     "mlm, attacked": Case(("words",), plan=ADVERSARY),
     "mlm, randomly attacked": Case(("words",), {"batch_tokens": 100}, BERNOULLI),
     "mlm, guides that fade": Case(("words",), plan=FADING),
@@ -120,6 +122,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     made = tokenizer.run(built("words"), words, store=store).reference
     config = sequences.Config(max_length=16)
     data = {name: sequences.run(built(name), made, config, store=store).artifact for name in texts}
+    apart = sequences.Config(max_length=16, packing="document")
+    data["documents"] = sequences.run(built("words"), made, apart, store=store).artifact
     counts = cooccurrence.run(built("words"), made, cooccurrence.Config(top=30), store=store)
     assert counts is not None
 
@@ -136,9 +140,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(folder, data, counts.artifact)
 
 
-def train(world: World, case: str, into: Path, *, progress: Progress | None = None, **changes: Any) -> None:
+def train(
+    world: World, case: str, into: Path, on: tuple[str, ...] = (), *, progress: Progress | None = None, **changes: Any
+) -> None:
     """Train a case into a store, under `processes` as one of the processes."""
     data, settings, plan, counts = CASES[case]
+    data = on or data
     if plan and not plan.startswith("preset:"):
         (into.parent / f"{into.name}.toml").write_text(plan)
         plan = str(into.parent / f"{into.name}.toml")
@@ -164,6 +171,23 @@ def whole(request: pytest.FixtureRequest, world: World) -> tuple[str, Path]:
 def test_four_micro_batches_learn_the_same_as_one(world: World, whole: tuple[str, Path], tmp_path: Path) -> None:
     train(world, whole[0], tmp_path / "four", micro_batches=4)
     assert_close(model(tmp_path / "four"), whole[1])
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    "case", [name for name, case in CASES.items() if name.startswith(("mlm", "electra")) and "nsp" not in name]
+)
+def test_packed_documents_learn_the_same_as_padded_ones(world: World, case: str, tmp_path: Path) -> None:
+    for packing in ("none", "documents"):
+        train(world, case, tmp_path / packing, ("documents",), packing=packing, sampling=[])
+    assert_close(model(tmp_path / "documents"), model(tmp_path / "none"))
+
+
+def test_objectives_whose_sequences_hold_several_texts_are_not_packed(world: World, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="may hold several documents, which would see each other"):
+        train(world, "mlm", tmp_path / "words", packing="documents")
+    with pytest.raises(ValueError, match=r"--packing belongs to --objective mlm or electra, not to mlm\+nsp"):
+        train(world, "mlm+nsp", tmp_path / "nsp", packing="documents")
 
 
 @pytest.mark.one_in(3)

@@ -101,7 +101,7 @@ def comparisons(rows: Sequence[Row]) -> str:
     ]
     for (other, test), p in zip(tests.items(), corrected, strict=True):
         smallest = detectable(float(np.std(leads[other], ddof=1)), test.n, level=0.05 / len(tests))
-        cells = [f"{test.effect:+.3f}", f"{test.low:+.3f} to {test.high:+.3f}", f"{test.p:.3f}", f"{p:.3f}"]
+        cells = [f"{test.effect:+.3f}", f"{test.low:+.3f} to {test.high:+.3f}", p_value(test.p), p_value(p)]
         lines.append(f"| {' | '.join([other, *cells, f'{smallest:.3f}'])} |")
     lines += [
         "",

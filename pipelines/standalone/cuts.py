@@ -12,6 +12,11 @@ Cuts = Mapping[tuple[str, str], str]
 
 _NEVER = 'raise AssertionError("left out of this folder, whose plan does not need it")'
 
+_OF_DOCUMENTS = (
+    *("of", "of_mask", "shape", "is_packed", "apart", "together", "at", "inputs", "_mask", "padding", "one_by_one"),
+    "plain_attention",
+)
+
 ALWAYS: Cuts = {
     # names of other packages are not looked up
     ("guidance.registry", "load_entry_points"): "return None",
@@ -25,11 +30,16 @@ ALWAYS: Cuts = {
     ("guidance.sites", "_score_table"): _NEVER,
     ("guidance.sites", "_ranked"): _NEVER,
     # losses and attacks are left out
+    ("guidance.batch", "BatchGuidance.attack"): _NEVER,
     ("guidance.attention.logsumexp", "fitting"): "return ()",
     ("guidance.attention.logsumexp", "_attend"): _NEVER,
     # its backend is always auto
     ("guidance.attention.flex", "attend"): _NEVER,
     ("guidance.attention.varlen", "attend"): _NEVER,
+    # its texts are never packed
+    ("guidance.batch", "BatchGuidance.packed"): _NEVER,
+    ("guidance.batch", "BatchGuidance.passes_by"): _NEVER,
+    **{("guidance.packing", f"Documents.{name}"): _NEVER for name in _OF_DOCUMENTS},
     ("guidance.attention.reference", "measurements"): "return []",
     ("guidance.attention.reference", "note"): "return None",
 }

@@ -78,6 +78,10 @@ class Oracle:
     _calls: dict[Kind, int] = field(default_factory=dict)
     _pattern_weights: dict[tuple[int, int, int, int], dict[int, float]] = field(default_factory=dict)
 
+    @property
+    def documents(self) -> None:
+        """No row is packed."""
+
     def enter(self, model: PreTrainedModel) -> dict[str, Any]:
         """Make a model use this oracle.  Returns the keywords that its call needs besides the batch."""
         self._names = {module: name for name, module in model.named_modules()}

@@ -63,6 +63,8 @@ every_family = pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ)
 class Probe:
     """Guidance that records every call of the attention function; with ``working=False`` it asks for none."""
 
+    documents = None
+
     def __init__(self, working: bool = True) -> None:
         self.working = working
         self.calls: list[dict[str, Any]] = []

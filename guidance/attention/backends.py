@@ -2,8 +2,8 @@
 
 ``reference`` computes scores and probabilities and is the definition of correct; ``blocks`` does the same without keeping
 them; ``sdpa`` is PyTorch's fast kernel, and ``logsumexp`` reads losses off it where it can.  ``flex`` and ``varlen`` are for CUDA
-devices; nothing takes them by itself until they have been measured there (`benchmarks.gpu`).  A new backend is one file and one call
-of `register_backend`.
+devices; ``auto`` takes neither, since they have not been measured there.  A new backend is one file and one call of
+`register_backend`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Backend:
 
 
 BACKENDS: Registry[Backend] = Registry("backend")
-"""Every backend by name.  ``auto`` takes, for each path, the fastest that can compute it."""
+"""Every backend by name."""
 
-_AUTO: dict[HeadPath, str] = {"plain": "sdpa", "masked": "sdpa", "explicit": "logsumexp"}
+AUTO: dict[HeadPath, str] = {"plain": "sdpa", "masked": "sdpa", "explicit": "logsumexp"}
+"""What ``auto`` takes for each path."""
 
 
 def register_backend(name: str, attend: Attend, paths: Iterable[HeadPath], *, package: str = "") -> Backend:
@@ -84,12 +85,15 @@ def choose_backends(names: str | Mapping[HeadPath, str], site_plans: Iterable[Si
                 )
     # recorded probabilities and soft caps need the explicit path also where a plan does not
     able = {path: backend for path, backend in chosen.items() if path in backend.paths}
-    return {path: able.get(path, BACKENDS[_AUTO[path]]).attend for path in PATHS}
+    return {path: able.get(path, BACKENDS[AUTO[path]]).attend for path in PATHS}
 
 
-BACKENDS.add("reference", Backend("reference", reference.attend, frozenset(PATHS)))
-BACKENDS.add("sdpa", Backend("sdpa", sdpa.attend, frozenset({"plain", "masked"})))
-BACKENDS.add("blocks", Backend("blocks", blocks.attend, frozenset(PATHS)))
-BACKENDS.add("logsumexp", Backend("logsumexp", logsumexp.attend, frozenset(PATHS)))
-BACKENDS.add("flex", Backend("flex", flex.attend, frozenset(PATHS)))
-BACKENDS.add("varlen", Backend("varlen", varlen.attend, frozenset({"plain"})))
+for _name, _backend in {
+    "reference": Backend("reference", reference.attend, frozenset(PATHS)),
+    "sdpa": Backend("sdpa", sdpa.attend, frozenset({"plain", "masked"})),
+    "blocks": Backend("blocks", blocks.attend, frozenset(PATHS)),
+    "logsumexp": Backend("logsumexp", logsumexp.attend, frozenset(PATHS)),
+    "flex": Backend("flex", flex.attend, frozenset(PATHS)),
+    "varlen": Backend("varlen", varlen.attend, frozenset({"plain"})),
+}.items():
+    BACKENDS.add(_name, _backend)

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from guidance.attention import blocks
-from guidance.attention.call import AttentionCall, heads_of, positions
-from guidance.attention.logsumexp import measure, reading_few
-from guidance.attention.sdpa import mask_dtype
+from guidance.attention.call import AttentionCall, heads_of
+from guidance.attention.logsumexp import beside_blocks, measure, reading_few
+from guidance.attention.sdpa import states_of
 from guidance.errors import InputError
 
 
@@ -35,22 +34,14 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     is_recording = batch.recorded is not None
     paths = call.site_plan.paths(attacking=batch.attacking, measuring=batch.measuring, recording=is_recording)
     if heads[0] not in paths.explicit:
-        output, _ = _attend(call, heads, *_states(call, heads), call.scale)
+        output, _ = _attend(call, heads, *states_of(call, heads), call.scale)
         return output.masked_fill(batch.empty(call.scope), 0.0).transpose(1, 2)
-    mine = reading_few(call, heads)
-    others = tuple(head for head in heads if head not in mine)
-    if not mine:
-        return blocks.attend(call, heads)
-    output = _measured(call, mine)
-    if not others:
-        return output
-    output = torch.cat((output, blocks.attend(call, others)), dim=2)
-    return output[:, :, list(positions(heads, mine + others))]
+    return beside_blocks(call, heads, reading_few(call, heads), _measured)
 
 
 def _measured(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     """The output of heads whose losses read a few scores of each row."""
-    query, key, value = _states(call, heads)
+    query, key, value = states_of(call, heads)
     empty_B1Q1 = call.batch.empty(call.scope)
     output, lse_BhQ = _attend(call, heads, query, key, value, call.scale, with_lse=True)
 
@@ -61,13 +52,6 @@ def _measured(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
 
     measure(call, heads, query, key, lse_BhQ.masked_fill(empty_B1Q1[..., 0], 0.0), of_doubled_scores)
     return output.masked_fill(empty_B1Q1, 0.0).transpose(1, 2)
-
-
-def _states(call: AttentionCall, heads: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries, keys and values of some heads, in the type in which attention is computed."""
-    states = (heads_of(call.query, heads), call.shared(call.key, heads), call.shared(call.value, heads))
-    query, key, value = (each.to(mask_dtype(call.query)) for each in states)
-    return query, key, value
 
 
 def _attend(

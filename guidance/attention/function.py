@@ -57,19 +57,10 @@ def guided_attention(
         softcap: see `AttentionCall`.
         layer_input: the hidden states that the module reads, if a mechanism needs them.
     """
-    documents = guidance.documents if isinstance(guidance, BatchGuidance) else None
-    if documents is not None and documents.is_packed(query.transpose(1, 2)):
-        assert isinstance(guidance, BatchGuidance) and attention_mask is not None
-        if position_bias is None and softcap is None and documents.one_by_one(query) and guidance.passes_by(module):
-            plain: dict[str, Any] = {"dropout": dropout, "scaling": scaling, **kwargs}
-            return documents.plain_attention(module, query, key, value, attention_mask, **plain), None
-        query, key, value = (documents.apart(s.transpose(1, 2)).transpose(1, 2) for s in (query, key, value))
-        read = None if layer_input is None else documents.apart(layer_input)
-        settings = {"position_bias": position_bias, "softcap": softcap, "layer_input": read, **kwargs}
-        output, attention = guided_attention(
-            module, query, key, value, attention_mask, dropout, scaling, guidance, **settings
-        )
-        return documents.together(output), attention
+    if isinstance(guidance, BatchGuidance) and (its := guidance.documents) and its.is_packed(query.transpose(1, 2)):
+        scores: dict[str, Any] = {"position_bias": position_bias, "softcap": softcap}
+        more = {"dropout": dropout, "scaling": scaling, **kwargs}
+        return _packed_attention(module, (query, key, value), attention_mask, guidance, layer_input, scores, **more)
     canary = guidance if isinstance(guidance, Canary) else None
     if canary is not None:
         canary.record(module, attention_mask, query.shape[1] // key.shape[1], value.shape[-1])
@@ -143,6 +134,37 @@ def guided_attention(
         guidance.watcher(site, guidance.recorded.pop(site))
         return output, None
     return output, guidance.recorded[site]
+
+
+def _packed_attention(
+    module: nn.Module,
+    states: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    guidance: BatchGuidance,
+    layer_input: Tensor | None,
+    scores: dict[str, Any],
+    **more: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`guided_attention` of a packed row.
+
+    Queries, keys and values (1, H, N, D) are taken apart into the padded batch, (B, H, T, D), and the outputs are put together again,
+    (1, N, H, D).
+
+    Args:
+        states: queries, keys and values.
+        scores: what else changes scores: position biases and a soft cap, each of which may be None.
+    """
+    query, key, value = states
+    documents = guidance.documents
+    assert documents is not None and mask is not None
+    has_kernel = documents.one_by_one(query) and all(each is None for each in scores.values())
+    if has_kernel and guidance.passes_by(module):
+        return documents.plain_attention(module, query, key, value, mask, **more), None
+    query, key, value = (documents.apart(each.transpose(1, 2)).transpose(1, 2) for each in states)
+    read = None if layer_input is None else documents.apart(layer_input)
+    more = {"guidance": guidance, "layer_input": read, **scores, **more}
+    output, attention = guided_attention(module, query, key, value, mask, **more)
+    return documents.together(output), attention
 
 
 def _output(call: AttentionCall) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from guidance.attention import blocks, reference
 from guidance.attention.call import AttentionCall, heads_of, positions
-from guidance.attention.sdpa import mask_dtype
+from guidance.attention.sdpa import states_of
 from guidance.mechanisms.targets import DivergenceTarget, SquaredTarget, Target
 from guidance.patterns.predicates import NamedScores
 
@@ -25,11 +25,20 @@ _backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 
 def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     """The output of some heads, (B, Q, heads, D)."""
-    mine = fitting(call, heads)
-    others = tuple(head for head in heads if head not in mine)
+    return beside_blocks(call, heads, fitting(call, heads), _attend)
+
+
+def beside_blocks(
+    call: AttentionCall,
+    heads: tuple[int, ...],
+    mine: tuple[int, ...],
+    attend_mine: Callable[[AttentionCall, tuple[int, ...]], Tensor],
+) -> Tensor:
+    """The output of some heads, (B, Q, heads, D): of some of them by a function, of all others by `guidance.attention.blocks`."""
     if not mine:
         return blocks.attend(call, heads)
-    output = _attend(call, mine)
+    output = attend_mine(call, mine)
+    others = tuple(head for head in heads if head not in mine)
     if not others:
         return output
     output = torch.cat((output, blocks.attend(call, others)), dim=2)
@@ -73,12 +82,8 @@ def _fits(call: AttentionCall, target: Target) -> bool:
 
 
 def _attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
-    dtype = mask_dtype(call.query)
-    query, key, value = (
-        states.to(dtype)
-        for states in (heads_of(call.query, heads), call.shared(call.key, heads), call.shared(call.value, heads))
-    )
-    mask = None if call.mask_B1QK is None else call.batch.additive(call.mask_B1QK, dtype)
+    query, key, value = states_of(call, heads)
+    mask = None if call.mask_B1QK is None else call.batch.additive(call.mask_B1QK, query.dtype)
     is_causal = mask is None and call.scope.is_causal
     empty_B1Q = call.batch.empty(call.scope)[..., 0]
     output, lse_BhQ = FlashAttention.apply(query, key, value, mask, is_causal, call.scale)

@@ -50,6 +50,13 @@ class _Ungrouped:
         self.is_causal = getattr(module, "is_causal", True)
 
 
+def states_of(call: AttentionCall, heads: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries, keys and values of some heads, (B, h, T, D), in the type in which attention is computed."""
+    dtype = mask_dtype(call.query)
+    query, key, value = heads_of(call.query, heads), call.shared(call.key, heads), call.shared(call.value, heads)
+    return query.to(dtype), key.to(dtype), value.to(dtype)
+
+
 def mask_dtype(query: Tensor) -> torch.dtype:
     """The type in which SDPA reads a mask of numbers: that of the queries, after autocast."""
     kind = query.device.type

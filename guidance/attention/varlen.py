@@ -1,7 +1,7 @@
 """The backend ``varlen``: plain heads by PyTorch's attention over sequences of various lengths, on a CUDA device.
 
-Padding is left out, and its outputs are 0.  Of packed rows each document is a sequence of its own: keys of other documents, which a mask would hide,
-are not computed.  Heads with losses are refused: ``varlen_attn`` returns the logarithms of the sums of exponentials, and its
+Padding is left out, and its outputs are 0.  Each document of a packed row is a sequence of its own, so scores between documents are
+not even computed.  Heads with losses are refused: ``varlen_attn`` returns the logarithms of the sums of exponentials, and its
 backward pass drops their gradient without a word (torch 2.13).
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from guidance.attention.call import AttentionCall, heads_of
-from guidance.attention.sdpa import mask_dtype
+from guidance.attention.call import AttentionCall
+from guidance.attention.sdpa import mask_dtype, states_of
 from guidance.errors import InputError
 from guidance.patterns.predicates import AttentionScope
 
@@ -46,8 +46,8 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     if reason := _refusal(call, segments, dtype):
         raise InputError(f"the backend 'varlen' {reason}", hint='backend="auto" takes another one')
     assert segments is not None
-    states = (heads_of(call.query, heads), call.shared(call.key, heads), call.shared(call.value, heads))
-    query, key, value = (each.to(dtype).transpose(1, 2).flatten(0, 1)[segments.tokens] for each in states)
+    states = states_of(call, heads)
+    query, key, value = (each.transpose(1, 2).flatten(0, 1)[segments.tokens] for each in states)
     found_NhD = _kernel(query, key, value, segments, call.scale)
     batch, _, queries, _ = call.query.shape
     output = found_NhD.new_zeros(batch * queries, *found_NhD.shape[1:]).index_copy(0, segments.tokens, found_NhD)

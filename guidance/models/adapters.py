@@ -4,13 +4,13 @@ Most models look up their attention function by name in the interface of transfo
 every part of a model.
 
 DeBERTa-v2 and v3 compute attention in their own module and drop unknown keywords before it.  `adapt` replaces the classes
-of their parts by subclasses.  Names, parameters and the keys of ``state_dict`` stay, and a module
-without guided heads runs its own code.
+of their layers, attention modules, encoders and convolutions by subclasses.  Names, parameters and the keys of ``state_dict``
+stay, and a module without guided heads runs its own code.
 
 Guidance reaches a DeBERTa attention module in three steps.  A hook takes ``guidance=`` out of the model's call and stores
-it on every layer, and on what else reads it.  The layer passes it to itself as a keyword, because gradient checkpointing saves keywords for its
-replay in the backward pass, when the model may have received other guidance.  The layer then sets it on its attention
-module just before that runs.
+it on every layer, on the encoder and on its convolution.  The layer passes it to itself as a keyword, because gradient
+checkpointing saves keywords for its replay in the backward pass, when the model may have received other guidance.  The layer
+then sets it on its attention module just before that runs.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _receivers(model: nn.Module) -> Iterator[Any]:
 
 
 def _distribute_guidance(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Before the model runs: take the guidance out of its call and store it on its layers and what is around them."""
+    """Before the model runs: take the guidance out of its call and store it on the parts that read it."""
     guidance = kwargs.pop("guidance", None)
     if guidance is not None:
         model.took_guidance = True  # type: ignore[assignment]

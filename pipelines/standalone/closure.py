@@ -16,6 +16,7 @@ from typing import Any
 from pipelines.standalone.modules import PACKAGE, Module, Statement, module_of
 
 ROWS: Mapping[str, str] = {
+    "guidance.attention.backends": "backends",
     "guidance.mechanisms": "mechanisms",
     "guidance.patterns.catalogue": "patterns",
     "guidance.patterns.combinations": "combinations",
@@ -32,7 +33,7 @@ class Closure:
     Attributes:
         statements: those that are needed, by module; modules come after those that they import from.
         dropped: the nodes in them that are not needed: methods of classes, rows of tables, and what stood in `bodies`.
-        bodies: by function, what stands there instead of its statements.
+        bodies: by function, the line that stands for its docstring and statements.
     """
 
     statements: Mapping[Module, tuple[Statement, ...]]
@@ -52,11 +53,11 @@ def closure_of(
     Args:
         roots: the definitions, as (module, name).
         rows: by kind of table, see `ROWS`, the names of the rows that are needed.
-        cuts: by function, as (module, name) or (module, class.name), the line that stands for its statements.
+        cuts: by function, as (module, name) or (module, class.name), the line that stands for its body.
     """
     needed = {module_of(module).definitions[name]: None for module, name in roots}
     bodies = {_function(module_of(module), name): body for (module, name), body in cuts.items()}
-    cut = {node for function in bodies for node in statements_of(function)}
+    cut = {node for function in bodies for node in function.body}
     words: set[str] = set()
     dropped = frozenset[ast.AST]()
     size = (0, 0)
@@ -84,11 +85,6 @@ def _function(module: Module, name: str) -> ast.FunctionDef:
     *owner, last = name.split(".")
     members: Any = module.definitions[owner[0]].node.body if owner else module.tree.body  # type: ignore[attr-defined]
     return next(node for node in members if isinstance(node, ast.FunctionDef) and node.name == last)
-
-
-def statements_of(function: ast.FunctionDef) -> list[ast.stmt]:
-    """The statements of a function, its docstring left out."""
-    return function.body[ast.get_docstring(function) is not None :]
 
 
 def _walk(node: ast.AST, without: frozenset[ast.AST]) -> Iterator[ast.AST]:

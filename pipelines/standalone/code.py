@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from guidance.attention.backends import AUTO
 from guidance.models.families import family_of, module_name
 from guidance.patterns.combinations import pattern_names
 from guidance.patterns.features import Vocabulary
@@ -57,6 +58,7 @@ def code_of(model: Any, plan: Plan, classes: Iterable[type]) -> str:
         "patterns": {name for guide in plan.guides if guide.pattern for name in pattern_names(guide.pattern)},
         "combinations": combinations,
         "features": Vocabulary.FEATURES,
+        "backends": set(AUTO.values()),
         "families": families,
     }
     bases = sorted({type(model.config), *classes}, key=lambda base: base.__name__)

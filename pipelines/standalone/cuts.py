@@ -1,6 +1,6 @@
 """What the code of a standalone model leaves out, although it is named: functions that this model never calls, or calls for nothing.
 
-A function keeps its name, and one line stands for its statements.
+A function keeps its name, and one line stands for its docstring and its statements.
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 Cuts = Mapping[tuple[str, str], str]
-"""By function, as (module, name) or (module, class.name), the line that stands for its statements."""
+"""By function, as (module, name) or (module, class.name), the line that stands for its body."""
 
 _NEVER = 'raise AssertionError("left out of this folder, whose plan does not need it")'
 
-_OF_DOCUMENTS = (
-    *("of", "of_mask", "shape", "is_packed", "apart", "together", "at", "inputs", "_mask", "padding", "one_by_one"),
-    "plain_attention",
-)
+_OF_DOCUMENTS = ("of", "shape", "is_packed", "apart", "together", "at", "inputs", "padding")
 
 ALWAYS: Cuts = {
     # names of other packages are not looked up
@@ -33,15 +30,12 @@ ALWAYS: Cuts = {
     ("guidance.batch", "BatchGuidance.attack"): _NEVER,
     ("guidance.attention.logsumexp", "fitting"): "return ()",
     ("guidance.attention.logsumexp", "_attend"): _NEVER,
-    # its backend is always auto
-    ("guidance.attention.flex", "attend"): _NEVER,
-    ("guidance.attention.varlen", "attend"): _NEVER,
-    # its texts are never packed
-    ("guidance.batch", "BatchGuidance.packed"): _NEVER,
-    ("guidance.batch", "BatchGuidance.passes_by"): _NEVER,
-    **{("guidance.packing", f"Documents.{name}"): _NEVER for name in _OF_DOCUMENTS},
     ("guidance.attention.reference", "measurements"): "return []",
     ("guidance.attention.reference", "note"): "return None",
+    # its texts are never packed
+    ("guidance.batch", "BatchGuidance.packed"): _NEVER,
+    ("guidance.attention.function", "_packed_attention"): _NEVER,
+    **{("guidance.packing", f"Documents.{name}"): _NEVER for name in _OF_DOCUMENTS},
 }
 """What no standalone model needs."""
 

@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
-from pipelines.standalone.closure import Closure, statements_of
+from pipelines.standalone.closure import Closure
 from pipelines.standalone.modules import Import, Module, Statement, module_of
 
 Names = Mapping[tuple[Module, str], str]
@@ -118,7 +118,7 @@ def _text(statement: Statement, closure: Closure, names: Names) -> str:
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
             gone |= set(_with_blank_lines(module, first, node)) if isinstance(node, ast.stmt) else _whole(node, first)
         elif isinstance(node, ast.FunctionDef) and node in closure.bodies:
-            at = statements_of(node)[0]
+            at = node.body[0]
             instead[at.lineno] = " " * at.col_offset + closure.bodies[node]
             gone -= {at.lineno}
             gone |= set(range(at.lineno + 1, (node.end_lineno or at.lineno) + 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
@@ -102,7 +102,9 @@ def floors_of(table: Table, store: Store) -> dict[str, float]:
     return floors_of_sequences(prepare(store)[0], store)
 
 
-def floors_of_sequences(reference: str, store: Store) -> dict[str, float]:
+def floors_of_sequences(
+    reference: str, store: Store, layout: Literal["sequences", "causal"] = "sequences"
+) -> dict[str, float]:
     """The n-gram floors of as many sequences as a training validates on, in nats."""
     limit = pretrain.Config.model_fields["valid_sequences"].default
-    return dict(floors.run(reference, floors.Config(limit=limit), store=store).artifact.counts["nats"])
+    return dict(floors.run(reference, floors.Config(limit=limit, layout=layout), store=store).artifact.counts["nats"])

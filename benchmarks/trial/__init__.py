@@ -35,10 +35,20 @@ About what lasts (`lasting`):
     larger    none, fixed heads and the winner with 12 layers x 256, 1,500 steps; one seed
     longer    none and the winner, 8,000 steps; one seed
 
+About a Llama-shaped model of the same size that predicts the next token, in sequences of 256 tokens (`decoders`):
+
+    causal-plain
+              plain runs over the settings of ``plain``, 1,200 steps; seed 100
+    causal-final
+              none, the previous token mixed into the stream of all layers, and its sham; then fixed heads on the previous token,
+              losses towards the previous token and induction, and the sham of these; 3,000 steps
+    causal-use
+              BLiMP, and the induction scores of heads every 300 steps
+
 The seeds of ``long``, ``roberta`` and ``oromo`` are 1, 2 and 3, those of the phases from ``final`` on are 4, 5 and 6; nothing
 was chosen on them.  What is best has the lowest last validation loss.  Three comparisons were named before they were made:
 the winner against none, fixed heads and its sham, at the last validation of ``final``, paired by seed, corrected by Holm's
-method.  All else is descriptive.
+method.  In ``causal-final`` they are the mix against none, fixed heads and its sham.  All else is descriptive.
 
 Runs whose figures are in the JSON are not repeated, and interrupted ones are continued; several processes may share the work.
 At the end the steps of ``long`` are timed, each plan in turn.

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import benchmarks.trial
-from benchmarks.trial import head_start, lasting
+from benchmarks.trial import decoders, head_start, lasting
 from benchmarks.trial.page import as_markdown, draw
 from benchmarks.trial.runs import Results, Run
 from benchmarks.trial.training import costs_of, floors_of, read, train_all
+from benchmarks.trial.uses import Use
 from pipelines.storage.store import Store
 
-PHASES = {**head_start.PHASES, **lasting.PHASES}
+PHASES = {**head_start.PHASES, **lasting.PHASES, **decoders.PHASES}
 
 
 def timed(results: Results) -> dict[str, Run]:
@@ -21,6 +22,11 @@ def timed(results: Results) -> dict[str, Run]:
     phases = [phase for phase in ("long", "final") if results.of(phase)]
     runs = (run for phase in phases for group in PHASES[phase](results) for run in group if isinstance(run, Run))
     return {run.label: run for run in runs}
+
+
+def shortened(run: Run | Use, steps: int) -> Run | Use:
+    """The same with so many steps of training."""
+    return replace(run, steps=steps) if isinstance(run, Run) else replace(run, model=replace(run.model, steps=steps))
 
 
 def main() -> None:
@@ -37,10 +43,7 @@ def main() -> None:
     path, store = arguments.out / "trial.json", Store(arguments.store)
     for phase in [arguments.only] if arguments.only else PHASES:
         for group in PHASES[phase](results := read(path)):
-            runs = [
-                replace(run, steps=arguments.steps or run.steps) if isinstance(run, Run) else run
-                for run in group[: arguments.first]
-            ]
+            runs = [shortened(run, arguments.steps) if arguments.steps else run for run in group[: arguments.first]]
             train_all(runs, path, store)
             results.rows = read(path).rows  # the next group of the phase depends on them
             if arguments.first:

@@ -24,13 +24,16 @@ TUNED: Sequence[Sequence[Mapping[str, Any]]] = (
     [{"weight_decay": decay} for decay in (0.0, 0.1)],
 )
 """Settings in groups; each group starts from the best of those before it."""
+BASE: Mapping[str, Any] = {"beta2": 0.98}
 
 
-def tunings(results: Results, phase: str, arm: str) -> Iterator[dict[str, dict[str, Any]]]:
+def tunings(
+    results: Results, phase: str, arm: str, shape: Mapping[str, Any] = BASE
+) -> Iterator[dict[str, dict[str, Any]]]:
     """The settings of the runs that tune an arm, by label, in groups."""
     known: dict[str, dict[str, Any]] = {}
     for choices in TUNED:
-        best = known[results.best(phase, list(known))] if known else {"beta2": 0.98}
+        best = known[results.best(phase, list(known))] if known else dict(shape)
         group = {f"{arm}, {_named(choice)}": {**best, **choice} for choice in choices}
         yield group
         known |= group
@@ -40,9 +43,22 @@ def _named(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
 
 
-def tune(results: Results, phase: str, arm: str, plan: Plan | None) -> Iterator[list[Run]]:
-    for group in tunings(results, phase, arm):
-        yield [Run(phase, label, SEARCH_SEED, 1200, plan, settings) for label, settings in group.items()]
+def tune(
+    results: Results,
+    phase: str,
+    arm: str,
+    plan: Plan | None,
+    shape: Mapping[str, Any] = BASE,
+    data: str = "books",
+) -> Iterator[list[Run]]:
+    for group in tunings(results, phase, arm, shape):
+        yield [Run(phase, label, SEARCH_SEED, 1200, plan, settings, data) for label, settings in group.items()]
+
+
+def best_of(results: Results, phase: str, arm: str, shape: Mapping[str, Any] = BASE) -> dict[str, Any]:
+    """The settings with which an arm is best after 1,200 steps."""
+    known = {label: settings for group in tunings(results, phase, arm, shape) for label, settings in group.items()}
+    return known[results.best(phase, list(known))]
 
 
 def plain(results: Results) -> Iterator[list[Run]]:
@@ -51,8 +67,7 @@ def plain(results: Results) -> Iterator[list[Run]]:
 
 def best_plain(results: Results) -> dict[str, Any]:
     """The settings with which plain training is best after 1,200 steps; all later arms have them."""
-    known = {label: settings for group in tunings(results, "plain", "plain") for label, settings in group.items()}
-    return known[results.best("plain", list(known))]
+    return best_of(results, "plain", "plain")
 
 
 # plans

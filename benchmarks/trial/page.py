@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.pretraining.page import cell, passed_losses, said_of_floors, steps_to
+from benchmarks.trial import decoders
 from benchmarks.trial.lasting import FINAL_SEEDS, FIXED, NONE, SHAM
 from benchmarks.trial.runs import Results, Row
 from benchmarks.trial.training import WINDOW, text_of
@@ -34,9 +35,18 @@ def as_markdown(
         if phase.startswith("use"):
             parts.append(table_of_scores(rows))
             continue
+        if phase == "causal-use":
+            courses = [row for row in rows if len(row["scores"]) > 1]
+            parts.append(table_of_scores([row for row in rows if row not in courses]))
+            parts.append(table_of_induction(courses))
+            continue
         parts.append(table_of_losses(rows))
         if phase == "final":
-            parts.append(comparisons(rows))
+            others = (NONE, FIXED, SHAM)
+            winner = next((row["label"] for row in rows if row["label"] not in others), "")
+            parts.append(comparisons(rows, winner, others))
+        if phase == "causal-final":
+            parts.append(comparisons(rows, decoders.MIX, (NONE, decoders.FIXED, decoders.SHAM_OF_MIX)))
         if floors := nats.get(text_of(phase)):
             parts.append(f"{said_of_floors(floors)}  {said_of_lowest(rows, floors)}")
         labels = dict.fromkeys(row["label"] for row in rows)
@@ -84,13 +94,27 @@ def table_of_scores(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def comparisons(rows: Sequence[Row]) -> str:
-    """The winner against none, fixed heads and its sham, as they were named before; nothing before all runs have been made."""
+def table_of_induction(rows: Sequence[Row]) -> str:
+    """The highest induction score of a head along training, a mean over seeds."""
+    steps = (*decoders.SNAPSHOTS, decoders.STEPS)
+    lines = [
+        f"| highest induction score (%), step | {' | '.join(f'{step:,}' for step in steps)} |",
+        "|---" + "|--:" * len(steps) + "|",
+    ]
+    for label, mine in by_label(rows).items():
+        means = 100 * np.mean([row["scores"] for row in mine], axis=0)
+        lines.append(
+            f"| {label.partition(': ')[2]} (n = {len(mine)}) | {' | '.join(f'{mean:.0f}' for mean in means)} |"
+        )
+    return "\n".join(lines)
+
+
+def comparisons(rows: Sequence[Row], winner: str, others: Sequence[str]) -> str:
+    """A label against the others, as they were named before; nothing before all runs have been made."""
     last = {label: {row["seed"]: _last(row) for row in mine} for label, mine in by_label(rows).items()}
-    winner = next(label for label in last if label not in (NONE, FIXED, SHAM)) if len(last) > 3 else ""
-    if not winner or any(set(last[label]) != set(FINAL_SEEDS) for label in last):
-        return "Not all runs of this phase have been made, so nothing is tested yet."
-    leads = {other: [last[other][seed] - last[winner][seed] for seed in FINAL_SEEDS] for other in (NONE, FIXED, SHAM)}
+    if any(set(last.get(label, ())) != set(FINAL_SEEDS) for label in (winner, *others)):
+        return "Not all runs of these comparisons have been made, so nothing is tested yet."
+    leads = {other: [last[other][seed] - last[winner][seed] for seed in FINAL_SEEDS] for other in others}
     tests = {other: paired_t(values) for other, values in leads.items()}
     corrected = holm([test.p for test in tests.values()])
     lines = [
@@ -137,6 +161,7 @@ DRAWN = {
     "oromo": "ModernBERT-shaped on Oromo, three seeds",
     "final": "what lasts, three seeds",
     "longer": "the same, one seed",
+    "causal-final": "Llama-shaped, three seeds",
 }
 
 

@@ -35,7 +35,7 @@ class Run:
 
     Attributes:
         settings: in which it differs from `COMMON`.
-        data: ``books``, ``oromo`` or ``hausa``.
+        data: a text of `benchmarks.trial.training.SEQUENCES`.
         convolution: with the control in the two lowest layers.
     """
 

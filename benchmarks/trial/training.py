@@ -44,6 +44,7 @@ def books(store: Store) -> tuple[str, str, str]:
 
 SEQUENCES = {
     "books": lambda store: books(store)[2],
+    "novels, 256 tokens": lambda store: packed(store, "lm-litbank-books/books", 256)[2],
     "oromo": lambda store: oromo(store)[0],
     "hausa": lambda store: packed(store, "lm-masakhane-text/hausa.txt.gz", sentences="line")[2],
 }
@@ -153,7 +154,7 @@ def row_of(run: Run | Use, store: Store) -> dict[str, Any]:
     """The figures of a run, for the JSON."""
     if isinstance(run, Run):
         return figures_of(run, train(run, store))
-    scores = scores_of(run, train(run.model, store).reference, store)
+    scores = scores_of(run, train(run.model, store), store)
     return {"phase": run.phase, "label": run.label, "seed": run.seed, "key": run.key, "scores": scores}
 
 
@@ -183,13 +184,16 @@ def floors_of(path: Path, results: Results, store: Store) -> dict[str, dict[str,
     """The n-gram floors of each text that was learned; those that the JSON lacks are computed and added."""
     nats: dict[str, dict[str, float]] = _known(path).get("floors", {})
     for text in sorted({text_of(row["phase"]) for row in results.rows} - nats.keys()):
-        nats[text] = floors_of_sequences(SEQUENCES[text](store), store)
+        layout = "causal" if text == "novels, 256 tokens" else "sequences"
+        nats[text] = floors_of_sequences(SEQUENCES[text](store), store, layout)
         add(path, floors=nats)
     return nats
 
 
 def text_of(phase: str) -> str:
     """The text that a phase learns."""
+    if phase.startswith("causal"):
+        return "novels, 256 tokens"
     return next((text for text in ("oromo", "hausa") if text in phase), "books")
 
 

@@ -11,7 +11,8 @@ from benchmarks.finetuning.data import files
 from benchmarks.finetuning.runs import tuned_runs
 from benchmarks.finetuning.tables import SENTENCES
 from benchmarks.trial.runs import Run
-from pipelines.stages import probe_pairs
+from pipelines.stages import probe_induction, probe_pairs
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 
@@ -48,7 +49,7 @@ class Use:
     """A score of a model.
 
     Attributes:
-        task: a name of `TASKS`, or ``BLiMP``.
+        task: a name of `TASKS`, ``BLiMP``, or ``induction``.
         model: the run that makes the model.
     """
 
@@ -64,17 +65,27 @@ class Use:
         about: list[Any] = [self.task, self.model.key]
         if self.task == "BLiMP":
             return digest([*about, BLIMP_PAIRS])[:16]
+        if self.task == "induction":
+            return digest(about)[:16]
         task = TASKS[self.task]
         settings = {**TUNED_ALIKE, **task.settings}
         return digest([*about, list(task.files), dict(task.reading), settings, list(TASK_RATES), TASK_SEEDS])[:16]
 
 
-def scores_of(use: Use, model: str, store: Store) -> list[float]:
-    """The scores of a model: for a task one for each seed of fine-tuning, with the rate of the best validation.
-
-    Args:
-        model: the reference of the model.
-    """
+def scores_of(use: Use, made: Artifact, store: Store) -> list[float]:
+    """The scores of a model: for a task one for each seed of fine-tuning, with the rate of the best validation; for ``induction``
+    the highest score of a head at each snapshot and at the end."""
+    model = made.reference
+    if use.task == "induction":
+        weights = [str(made.path / f"snapshots/step-{step}") for step in use.model.settings["snapshots"]]
+        return [
+            float(
+                probe_induction.run(each, probe_induction.Config(), store=store).artifact.counts["best"]["induction"][
+                    "induction"
+                ]
+            )
+            for each in (*weights, model)
+        ]
     if use.task == "BLiMP":
         pairs = sorted(map(str, shared("data/probe-blimp").glob("*.jsonl.gz")))
         made = probe_pairs.run(model, pairs, probe_pairs.Config(limit=BLIMP_PAIRS), store=store)

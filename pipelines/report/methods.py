@@ -63,10 +63,11 @@ def _models(runs: Runs, plans: Mapping[str, Plan]) -> Iterable[str]:
         steps = counts.get("steps") or config.get("steps")
         how = [f"for {steps:,} steps" if isinstance(steps, int) else "", f"of {batch} sequences" if batch else ""]
         rate = config.get("learning_rate")
+        by = " by Muon and AdamW" if config.get("optimizer") == "muon" else ""
         verb = "pre-trained" if first.artifact.manifest["stage"] == "pretrain" else "fine-tuned"
         yield (
             f"{label}: {counted(len(group), 'model')}{about} {'was' if len(group) == 1 else 'were'} {verb} ({objective_of(first)}) on "
-            f"{runs.data_of(first.artifact.manifest)} {' '.join(filter(None, how))}"
+            f"{runs.data_of(first.artifact.manifest)} {' '.join(filter(None, how))}{by}"
             + (f", with a learning rate of {rate:g}" if isinstance(rate, int | float) else "")
             + f" and {'seed' if len(group) == 1 else 'seeds'} {seeds}."
         )

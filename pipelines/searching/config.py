@@ -11,6 +11,7 @@ from pydantic import Field, create_model, model_validator
 from pipelines.engine.executor import ShareOfWork, Workers
 from pipelines.engine.stage import knob
 from pipelines.stages import finetune, pretrain
+from pipelines.training.config import TrainingConfig
 from pipelines.training.rows import one_of
 
 MOST_RUNS = 10_000
@@ -82,7 +83,7 @@ class SearchConfig(Workers):
         return max(1, (os.cpu_count() or 1) // self.jobs)
 
 
-_SINCE_ROWS = frozenset({"leave_one_out", "subsets", "test_seeds", "test_every"})
+_SINCE_ROWS = TrainingConfig.later | {"leave_one_out", "subsets", "test_seeds", "test_every"}
 
 
 class Config(SearchConfig, finetune.Config):

@@ -7,8 +7,9 @@ artifacts of their own.  Writes model@1; see `pipelines.training.run`.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -39,6 +40,8 @@ AnyConfig = TypeVar("AnyConfig", bound="Config")
 class Config(TrainingConfig, AdversarialConfig, TaskConfig):
     """Settings of a fine-tuning run; those of a single task are in its class in `TASKS`."""
 
+    later: ClassVar[Set[str]] = TrainingConfig.later | AdversarialConfig.later
+
     if TYPE_CHECKING:
         task: str = "auto"
         architecture: str = "auto"
@@ -50,7 +53,7 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of new weights, order and dropout.")
     warmup_steps: int = Field(0, ge=0, description="Steps of warm-up, instead of --warmup-fraction.")
     batch_size: int = Field(32, ge=1, description="Examples per step, over all processes and micro-batches.")
-    learning_rate: float = Field(2e-5, gt=0, description="Peak learning rate of AdamW.")
+    learning_rate: float = Field(2e-5, gt=0, description="Peak learning rate.")
     warmup_fraction: float = Field(
         0.06,
         ge=0,

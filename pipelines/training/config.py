@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
@@ -30,10 +31,17 @@ class Best:
 class TrainingConfig(ModelConfig):
     """Settings of a training run; those of a single objective or task are in its row."""
 
+    later: ClassVar[Set[str]] = frozenset({"optimizer"})
+
     steps: int = Field(1000, ge=1, description="Optimizer steps.")
     epochs: float | None = Field(None, gt=0, description="Passes over the training sequences, instead of --steps.")
     batch_size: int = Field(32, ge=1, description="Sequences per step, over all processes and micro-batches.")
-    learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate of AdamW.")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="adamw; or muon, which updates the matrices between embeddings and head by orthogonal steps, of the size of "
+        "AdamW's, and all other weights by AdamW.",
+    )
+    learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate.")
     schedule: Literal["linear", "cosine", "constant", "inverse-sqrt"] = Field(
         "linear", description="Course of the learning rate after warm-up; inverse-sqrt as 1 / √step."
     )

@@ -29,7 +29,7 @@ from pipelines.training.checkpoints import NAMES, Checkpoints
 from pipelines.training.cluster import Cluster, StopRequest
 from pipelines.training.memory import compile_model
 from pipelines.training.metrics_log import Beginning, MetricsLog
-from pipelines.training.optimization import Optimizer
+from pipelines.training.optimization import Optimizer, share_of_muon
 from pipelines.training.preparation import Prepared
 from pipelines.training.report import training_losses, validation_losses
 from pipelines.training.state import State, read_state, write_state, write_weights
@@ -73,6 +73,8 @@ def train(prepared: Prepared, cluster: Cluster, partial: Path, progress: Progres
     if cluster.leads:
         kind = cluster.device.type
         log.info("training on %s, %s, %d process%s", kind, cluster.precision, world, "es" if world > 1 else "")
+        if prepared.settings.optimizer == "muon":
+            log.info("%s", share_of_muon(prepared.learner.model))
     if smallest < world:
         raise InputError(
             f"a batch of {smallest} cannot be split over {world} processes",

@@ -32,6 +32,11 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
     rows = [(key, value) for key, value in outcome.last.items() if key.startswith(("loss/", "valid/")) or key == chosen]
     metrics = "\n".join(f"| {key} | {value:.4f} |" for key, value in rows)
     batch = f"at most {config.batch_tokens} tokens" if config.batch_tokens else f"{config.batch_size} sequences"
+    muon = (
+        ""
+        if config.optimizer == "adamw"
+        else ", by Muon for the matrices between embeddings and head and by AdamW for the rest"
+    )
     best = ""
     if "best/config.json" in out.files:
         step, value = outcome.best[0]
@@ -52,7 +57,7 @@ tags: [attention-guidance]
 
 # A {folders[0].model.config.model_type} {about.words}
 
-Trained by `guide {run.config.row.command}` for {out.counts["steps"]} steps of {batch}, seed {config.seed}:
+Trained by `guide {run.config.row.command}` for {out.counts["steps"]} steps of {batch}, seed {config.seed}{muon}:
 {out.counts["parameters"]:,} parameters. {origin}{guided}
 
 ## Data

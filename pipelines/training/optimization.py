@@ -1,4 +1,4 @@
-"""How weights are updated: AdamW and its state, and which gradients are clipped together."""
+"""How weights are updated: AdamW or Muon, what they remember, and which gradients are clipped together."""
 
 from __future__ import annotations
 
@@ -7,36 +7,54 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from guidance.mechanisms.adversary import AdversaryWeights
 from guidance.mechanisms.base import not_decaying
 from pipelines.training.config import TrainingConfig
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS: Mapping[str, tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
+"""What each optimizer remembers of the gradients of a weight."""
 
 
 class Optimizer:
-    """AdamW over all trainable weights of a model; biases, norms and gates do not decay."""
+    """AdamW over all trainable weights of a model, or Muon over its hidden matrices and AdamW over the others.
+
+    Biases, norms and gates do not decay.  One learning rate serves both: Muon's steps, which are orthogonal, are scaled to the
+    root mean square of AdamW's, 0.2 (Liu et al. 2025, *Muon is Scalable for LLM Training*, section 2.2).  Its momentum is
+    Nesterov's with 0.95, in five iterations of Newton and Schulz (Jordan et al. 2024).
+    """
 
     def __init__(self, model: nn.Module, given: TrainingConfig) -> None:
         self.given = given
         self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._clipped = clipped_together(model)
+        steady, hidden = not_decaying(model), hidden_matrices(model) if given.optimizer == "muon" else set()
         weights = self._weights.items()
-        decaying = {name for name, p in weights if p.ndim > 1} - not_decaying(model)  # nor do biases and norms
-        self._adamw = torch.optim.AdamW(
-            [
-                {"params": [p for name, p in weights if name in decaying], "weight_decay": given.weight_decay},
-                {"params": [p for name, p in weights if name not in decaying], "weight_decay": 0.0},
-            ],
-            lr=given.learning_rate,
-            betas=(given.beta1, given.beta2),
-            eps=given.epsilon,
-        )
+        by_muon = [p for name, p in weights if name in hidden]
+        by_adamw = [(name, p) for name, p in weights if name not in hidden]
+        decaying = {name for name, p in by_adamw if p.ndim > 1} - steady  # nor do biases and norms
+        self._optimizers: dict[str, torch.optim.Optimizer] = {
+            "adamw": torch.optim.AdamW(
+                [
+                    {"params": [p for name, p in by_adamw if name in decaying], "weight_decay": given.weight_decay},
+                    {"params": [p for name, p in by_adamw if name not in decaying], "weight_decay": 0.0},
+                ],
+                lr=given.learning_rate,
+                betas=(given.beta1, given.beta2),
+                eps=given.epsilon,
+                fused=all(p.is_cuda for _, p in by_adamw) or None,  # on a CPU its last bits differ
+            )
+        }
+        if by_muon:
+            self._optimizers["muon"] = torch.optim.Muon(
+                by_muon, lr=given.learning_rate, weight_decay=given.weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
+        self._kinds = {name: "muon" if name in hidden else "adamw" for name in self._weights}
 
     def __len__(self) -> int:
         """How many weights have moments; weights that never had a gradient have none."""
-        return len(self._adamw.state)
+        return sum(len(optimizer.state) for optimizer in self._optimizers.values())
 
     def clip(self) -> dict[str, Tensor]:
         """Clip the gradients; gives their norms before clipping, by name."""
@@ -45,18 +63,20 @@ class Optimizer:
 
     def update(self, rate: float) -> None:
         """Update the weights at this learning rate, and drop the gradients."""
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
     def moments(self) -> dict[str, Tensor]:
-        """Both moments of each weight, by name."""
+        """The moments of each weight, by name."""
+        states = {name: self._optimizers[kind].state.get(self._weights[name]) for name, kind in self._kinds.items()}
         return {
-            f"{key}/{name}": self._adamw.state[p][key].detach().cpu()
-            for name, p in self._weights.items()
-            if p in self._adamw.state
-            for key in MOMENTS
+            f"{key}/{name}": state[key].detach().cpu()
+            for name, state in states.items()
+            if state
+            for key in MOMENTS[self._kinds[name]]
         }
 
     def restore(self, moments: Mapping[str, Tensor], step: int) -> None:
@@ -66,9 +86,34 @@ class Optimizer:
             KeyError: a moment is missing, or belongs to an unknown weight.
         """
         for name in {key.partition("/")[2] for key in moments}:
-            weight = self._weights[name]
-            state = {key: moments[f"{key}/{name}"].to(weight.device) for key in MOMENTS}
-            self._adamw.state[weight] = {"step": torch.tensor(float(step)), **state}
+            weight, kind = self._weights[name], self._kinds[name]
+            state = {key: moments[f"{key}/{name}"].to(weight.device) for key in MOMENTS[kind]}
+            if kind == "adamw":
+                fused = self._optimizers[kind].defaults["fused"]
+                state["step"] = torch.tensor(float(step), device=weight.device if fused else None)
+            self._optimizers[kind].state[weight] = state
+
+
+def hidden_matrices(model: nn.Module) -> set[str]:
+    """The names of the matrices between the embeddings of a model and its head; those that guides have added are among them,
+    apart from those that weight decay leaves alone."""
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    ends = [part.get_output_embeddings() for part in parts]
+    ends += [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    inside = {id(p) for part in parts if part.base_model is part for p in part.parameters()}
+    inside -= {id(p) for end in ends if end is not None for p in end.parameters()}
+    steady = not_decaying(model)
+    return {name for name, p in model.named_parameters() if p.ndim == 2 and id(p) in inside and name not in steady}
+
+
+def share_of_muon(model: nn.Module) -> str:
+    """Which weights of a model Muon updates, in words for people."""
+    hidden, weights = (
+        hidden_matrices(model),
+        {name: p.numel() for name, p in model.named_parameters() if p.requires_grad},
+    )
+    by_muon = [count for name, count in weights.items() if name in hidden]
+    return f"Muon updates {sum(by_muon):,} of {sum(weights.values()):,} weights, in {len(by_muon)} matrices; AdamW the others"
 
 
 def clipped_together(model: nn.Module) -> dict[str, list[nn.Parameter]]:

@@ -71,6 +71,12 @@ class Prepared:
         rows = [data.files["train.parquet"]["rows"] for data in corpora]
         order = order_of(config, learner.lengths, learner.sizes or rows)
         steps = config.steps if config.epochs is None else order.steps(config.epochs)
+        from pipelines.training.optimization import hidden_matrices
+
+        if config.optimizer == "muon" and not hidden_matrices(learner.model):
+            raise InputError(
+                "--optimizer muon: the model has no matrices between its embeddings and its head", hint="leave it out"
+            )
         outside = [step for step in config.snapshots if not 0 <= step <= steps]
         if outside:
             raise InputError(f"--snapshots {outside[0]}: the run has {steps} steps")

@@ -15,6 +15,7 @@ from pipelines.progress import log
 from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.cluster import Cluster
 from pipelines.training.loop import step_timer
+from pipelines.training.optimization import share_of_muon
 from pipelines.training.plan_inputs import inputs_of
 from pipelines.training.preparation import Prepared
 
@@ -35,6 +36,8 @@ def rehearse(config: Any, inputs: Mapping[str, Any], unfinished: Path | None) ->
     prepared = Prepared.of(config, inputs)
     for warning in prepared.warnings(config, inputs):
         log.warning("%s", warning)
+    if config.optimizer == "muon":
+        log.info("%s", share_of_muon(prepared.learner.model))
     newest = Checkpoints(unfinished).newest("checkpoint") if unfinished else None
     steps = prepared.settings.steps - (int(newest.counts["step"]) if newest else 0)
     is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1

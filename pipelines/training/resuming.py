@@ -64,6 +64,11 @@ def resumed(
         if recipe_of(stage, same, inputs)[:ID_LENGTH] != folder.name:
             raise InputError(f"{reference} was started by another version of guide", hint="start a new run")
         return same, None
+    if "optimizer" in changed:
+        raise InputError(
+            f"{reference} was trained by another optimizer, whose state this one cannot continue",
+            hint="--init starts from the weights of a finished run",
+        )
     from pipelines.training.checkpoints import Checkpoints
 
     newest = Checkpoints(folder).newest("checkpoint")

@@ -15,7 +15,7 @@ from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training.checkpoints import WEIGHTS
 from pipelines.training.metrics_log import Beginning
-from pipelines.training.optimization import MOMENTS, Optimizer
+from pipelines.training.optimization import Optimizer
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def read_state(artifact: Artifact, model: nn.Module, optimizer: Optimizer) -> St
         about = json.loads(artifact.read("state.json"))
         _load_weights(model, artifact)
         moments = safetensors.torch.load(artifact.read("optimizer.safetensors"))
-        if len(moments) != len(MOMENTS) * about["optimized"]:
-            raise KeyError("moments")
         optimizer.restore(moments, about["step"])
+        if len(optimizer) != about["optimized"]:
+            raise KeyError("moments")
         best = tuple(
             (int(step), float(value)) for step, value in filter(None, (about["best"], *about.get("next_best", ())))
         )

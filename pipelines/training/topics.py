@@ -13,6 +13,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "Guidance": ("plan", "masks", "cooccur", "totals", "masking", "scores"),
     "Batches": ("steps", "epochs", "batch_size", "batch_tokens", "bucket", "sampling", "seed"),
     "Optimizer": (
+        "optimizer",
         "learning_rate",
         "schedule",
         "warmup_steps",
@@ -43,6 +44,6 @@ FINETUNE_TOPICS = {
     "Guidance": (*TOPICS["Guidance"], "parser"),
     "Adversarial training": tuple(AdversarialConfig.model_fields),
     "Batches": ("epochs", "steps", *TOPICS["Batches"][2:]),
-    "Optimizer": (*TOPICS["Optimizer"][:3], "warmup_fraction", *TOPICS["Optimizer"][3:]),
+    "Optimizer": (*TOPICS["Optimizer"][:4], "warmup_fraction", *TOPICS["Optimizer"][4:]),
     "Validation and checkpoints": ("evaluate_every", "patience", *TOPICS["Validation and checkpoints"][1:]),
 }

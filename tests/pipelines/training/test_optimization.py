@@ -1,16 +1,26 @@
-"""Updates against the formula of AdamW."""
+"""Updates against the formulas of AdamW and of Muon."""
 
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from guidance.errors import InputError, Interrupted
+from pipelines.searching import config as searching
+from pipelines.stages import finetune
+from pipelines.storage.store import Store
 from pipelines.training.config import TrainingConfig
-from pipelines.training.optimization import Optimizer
+from pipelines.training.optimization import Optimizer, hidden_matrices
+from tests import trainings
+from tests.guidance.models import tiny_model
+from tests.guidance.plans import EVERY, installed
+from tests.trainings import one_thread  # noqa: F401
 
 
 def given(**changes: Any) -> TrainingConfig:
@@ -59,3 +69,85 @@ def test_the_schedule_of_the_paper_on_patterns_is_inverse_sqrt() -> None:
     settings = given(steps=50_000, schedule="inverse-sqrt", learning_rate=2e-5, warmup_steps=10_000)
     for step in (0, 1, 9_998, 9_999, 10_000, 49_999):
         assert settings.rate(step) == pytest.approx(2e-3 * min((step + 1) ** -0.5, (step + 1) * 10_000**-1.5))
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_muon_is_for_the_matrices_between_embeddings_and_head(family: str) -> None:
+    model = tiny_model(family)
+    matrices = {name for name, p in model.named_parameters() if p.ndim == 2}
+    ends = re.compile(r"embeddings\.|embed_positions|shared|relative_attention_bias|head|predictions|vocab_transform")
+    assert hidden_matrices(model) == {name for name in matrices if not ends.search(name)}
+
+
+def test_matrices_that_guides_add_are_hidden_ones_unless_they_do_not_decay() -> None:
+    model, _ = installed("bert", "all mechanisms")
+    model.add_module("table", nn.Linear(2, 2))
+    added = {name for name in hidden_matrices(model) if "guided" in name}
+    assert added == {
+        f"bert.encoder.layer.{n}.attention.self.guided.adversary8.{side}.weight"
+        for n in (0, 1)
+        for side in ("query", "key")
+    }
+    model.bert.encoder.layer[0].attention.self.guided.adversary8.__dict__["guide_decays"] = False
+    assert {name for name in hidden_matrices(model) if "layer.0" in name and "guided" in name} == set()
+
+
+def test_muon_steps_are_orthogonal_and_as_long_as_those_of_adamw_and_the_rest_is_adamw() -> None:
+    """Without decay a step is rate × 0.2 × √(longer side) × U S' V', with S' between 0.5 and 1.5 or nearly so."""
+    found = {}
+    for name in ("adamw", "muon"):
+        model = tiny_model("bert")
+        before = {key: p.detach().clone() for key, p in model.named_parameters()}
+        optimizer = Optimizer(model, given(optimizer=name))
+        drawn = torch.Generator().manual_seed(0)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=drawn)
+        optimizer.update(0.01)
+        found[name] = {key: p.detach() - before[key] for key, p in model.named_parameters()}
+    hidden = hidden_matrices(model)
+    for key, step in found["muon"].items():
+        if key not in hidden:
+            torch.testing.assert_close(step, found["adamw"][key], rtol=0, atol=0)
+            continue
+        values = torch.linalg.svdvals(step / (0.01 * 0.2 * math.sqrt(max(step.shape))))
+        assert values.min() > 0.4 and values.max() < 1.4, (key, values)
+
+
+def test_muon_decays_matrices_and_no_gate() -> None:
+    model, _ = installed("bert", "gate, query")
+    for p in model.parameters():
+        p.data.fill_(1.0)
+        p.grad = torch.zeros_like(p)
+    Optimizer(model, given(optimizer="muon", weight_decay=0.5)).update(0.1)
+    shrunk = {name for name, p in model.named_parameters() if p.ndim == 2 and p.requires_grad}
+    for name, p in model.named_parameters():
+        expected = 1 - 0.1 * 0.5 if name in shrunk and "guided" not in name else 1.0
+        torch.testing.assert_close(p.detach(), torch.full_like(p, expected))
+
+
+def test_a_run_with_muon_continues_with_the_same_bits_and_says_so(store: Store, tmp_path: Path) -> None:
+    whole = trainings.train(store, optimizer="muon").artifact
+    other = Store(tmp_path / "stopped")
+    with pytest.raises(Interrupted):
+        trainings.train(other, optimizer="muon", max_time=1e-9)
+    continued = trainings.train(other, optimizer="muon").artifact
+    assert trainings.metrics(continued.path) == trainings.metrics(whole.path)
+    assert trainings.files_of(continued) == trainings.files_of(whole)
+    plain = trainings.train(store).artifact
+    assert trainings.files_of(plain) != trainings.files_of(whole)
+    assert "by Muon for the matrices between embeddings and head" in (whole.path / "README.md").read_text()
+    assert "Muon" not in (plain.path / "README.md").read_text()
+
+
+def test_the_optimizer_is_in_a_recipe_only_where_it_is_not_adamw() -> None:
+    for kind in (trainings.config, finetune.Config, searching.Config, searching.PretrainConfig):
+        assert "optimizer" not in kind().recipe()
+        assert kind(optimizer="muon").recipe()["optimizer"] == "muon"
+
+
+def test_a_run_is_not_continued_by_another_optimizer(store: Store) -> None:
+    with pytest.raises(Interrupted):
+        trainings.train(store, max_time=1e-9)
+    (begun,) = store.unfinished()
+    with pytest.raises(InputError, match="was trained by another optimizer"):
+        trainings.train(store, optimizer="muon", resume=f"model/{begun.name}", allow_change=["optimizer"])

@@ -333,7 +333,7 @@ class Mechanism:
 
     def mix(self, place: str, inputs: HeadInputs) -> Tensor:
         """The weights with which states are mixed along the matrix that `prepare` has made: (h, D) of its heads, or (d,) of the
-        layer.
+        layer; or one for all channels, (h, 1) or (1,).
 
         Args:
             place: one of `places`.

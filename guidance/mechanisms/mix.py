@@ -1,4 +1,4 @@
-"""``mix``: tokens take in what the keys of their pattern hold, by weights that are learned for each channel.
+"""``mix``: tokens take in what the keys of their pattern hold, by weights that are learned for each channel, or all of it.
 
 For the matrix A of the pattern, whose rows are divided by their sums, and a tensor x of the layer,
 
@@ -39,9 +39,11 @@ class Mix(Mechanism):
         of: what is mixed, each with weights of its own: ``query``, ``key`` (before rotary positions) or ``value`` of the row's heads,
             their ``output`` before the output projection, the ``input`` that the projections of queries, keys and values read,
             or the ``stream``, the hidden states that enter the layer, residual connection and all.
+        learn: the weights are learned and zero at first; otherwise they are 1, so that the guide acts without training.
     """
 
     of: tuple[Place, ...] = ("stream",)
+    learn: bool = True
 
     summary = "adds to each token what the keys of its pattern hold, by learned weights"
     source = "convolutions of Jiang et al. 2020, So et al. 2021 and Allen-Zhu 2025, along any pattern"
@@ -66,9 +68,16 @@ class Mix(Mechanism):
 
     @property
     def explanation(self) -> str:
-        return f"x + w (A x) for the {' and the '.join(self.of)}; w = 0 at first, one for each channel"
+        weights = "w = 0 at first, one for each channel" if self.learn else "w = 1"
+        return f"x + w (A x) for the {' and the '.join(self.of)}; {weights}"
 
-    def site_module(self, num_heads: int, width: int, head_width: int) -> nn.Module:
+    @property
+    def learns(self) -> bool:
+        return self.learn
+
+    def site_module(self, num_heads: int, width: int, head_width: int) -> nn.Module | None:
+        if not self.learn:
+            return None
         return MixWeights({place: (num_heads, head_width) if place in OF_HEADS else (width,) for place in self.of})
 
     def prepare(self, inputs: PatternInputs) -> Matrix:
@@ -87,6 +96,9 @@ class Mix(Mechanism):
         return Multiplied(weights_BQK / weights_BQK.sum(-1, keepdim=True).clamp(min=tiny), predicate.valid_BT)
 
     def mix(self, place: str, inputs: HeadInputs) -> Tensor:
+        if not self.learn:
+            shape = (len(inputs.heads), 1) if place in OF_HEADS else (1,)
+            return torch.ones(shape, device=inputs.scope.allowed_BQK.device)
         assert isinstance(inputs.parameters, MixWeights)
         weights: Tensor = inputs.parameters.of[place]
         return weights

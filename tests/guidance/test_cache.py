@@ -138,7 +138,14 @@ EVERYTHING = Plan(
         guide("mix", MATCHING, 0, 3, of=["value", "output"]),
     )
 )
-MARKED = Plan((guide("bias", "marked", 0, 1), guide("mask", {"or": ["marked", "self"]}, 2)))
+MARKED = Plan(
+    (
+        guide("bias", "marked", 0, 1),
+        guide("mask", {"or": ["marked", "self"]}, 2),
+        guide("mix", "marked", 1, 3, of=["value"], learn=False, strength=0.5),
+        guide("mix", "marked", of=["stream"], learn=False, strength=0.1),
+    )
+)
 PROMPTS = {name: tensor.flip(-1) for name, tensor in batch((7, 4, 5)).items()}
 MARKS = PROMPTS["input_ids"] % 3 == 0
 SETTINGS: Mapping[str, dict[str, Any]] = {

@@ -180,6 +180,24 @@ def check(family: str, place: str, pattern: Any, **config: Any) -> None:
     torch.testing.assert_close(found[valid], expected[valid], rtol=1e-4, atol=1e-5)  # DeBERTa has constants in float32
 
 
+@pytest.mark.parametrize("place", ["stream", *OF_HEADS])
+@torch.no_grad()
+def test_mixing_that_is_not_learned_is_that_of_weights_of_1(place: str) -> None:
+    inputs, heads = inputs_of("llama"), (1, 3) if place in OF_HEADS else ("all",)
+    of: Any = {"of": [place], "heads": heads, "strength": 0.25}
+    found = []
+    for learn in (True, False):
+        model = tiny_model("llama", num_key_value_heads=4).double().eval()
+        rows = tuple(Guide(pattern, "mix", learn=learn, **of) for pattern in ("previous", "window"))
+        handle = install(model, Plan(rows), Words())
+        assert bool([*handle.parameters()]) == learn
+        for parameter in handle.parameters():
+            parameter.fill_(1.0)
+        found.append(model(**inputs).logits)
+    assert torch.equal(*found)
+    assert not torch.allclose(found[0], tiny_model("llama", num_key_value_heads=4).double().eval()(**inputs).logits)
+
+
 def test_neighbours_and_the_token_itself_are_a_depthwise_convolution() -> None:
     model = tiny_model("bert").eval()
     handle = install(model, Plan(tuple(Guide(pattern, "mix", layers=[0]) for pattern in ("previous", "self", "next"))))

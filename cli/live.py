@@ -178,6 +178,12 @@ def generate_command(
     plan: Annotated[
         str | None, Option(help="A plan that steers the model: a TOML file or preset:NAME; by default the model's own.")
     ] = None,
+    scores: Annotated[
+        Path | None,
+        Option(
+            help="JSON, CSV or Parquet file with columns layer, head and score, for plans that choose heads by score."
+        ),
+    ] = None,
     mark: Annotated[
         list[str] | None,
         Option(help="Text to mark wherever it stands in a prompt (repeatable); <<so>> marks one place."),
@@ -190,18 +196,25 @@ def generate_command(
     before each row is normalised.  Only the continuation is printed.  With --json each prompt is one object, with its marks.
     """
     from guidance.plan import Plan
+    from guidance.prompts import Prompt
+    from pipelines.statistics.head_scores import read_scores
     from pipelines.training.live_text import read_lines
     from pipelines.training.opening import find_folder
-    from pipelines.training.steering import Prompt, Writer
+    from pipelines.training.steering import Writer
 
     check_working_folder()
     if not config.sample and (config.temperature != 1 or config.top_p != 1):
         raise InputError("--temperature and --top-p are for --sample", hint="add --sample")
-    if plan is None and config.strength != 1:
-        raise InputError("--strength is for the rows of --plan", hint="--plan preset:pasta")
-    rows = None if plan is None else Plan.load(plan)
+    if plan is None and (config.strength != 1 or scores is not None):
+        unused = "--strength is" if scores is None else "--scores are"
+        raise InputError(f"{unused} for the rows of --plan", hint="--plan preset:pasta")
     writer = Writer(
-        find_folder(model, session.store), rows, strength=config.strength, device=config.device, called=plan or ""
+        find_folder(model, session.store),
+        None if plan is None else Plan.load(plan),
+        strength=config.strength,
+        scores=None if scores is None else read_scores(scores),
+        device=config.device,
+        called=plan or "",
     )
     if mark and not writer.reads_marks():
         raise InputError("--mark, and no guide looks at what is marked", hint="--plan preset:pasta")

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from guidance.patterns.features import Tokens as Tokens
     from guidance.patterns.features import register_feature as register_feature
     from guidance.plan import Plan as Plan
+    from guidance.prompts import encode_prompts as encode_prompts
     from guidance.sites import Site as Site
     from guidance.statistics.texts import Word as Word
     from guidance.statistics.texts import word_features as word_features
@@ -78,6 +79,7 @@ _HOMES = {
     "patterns.features": ("RELATIONS", "UPOS", "Cooccurrence", "Tokens", "register_feature"),
     "guide": ("Guide",),
     "plan": ("Plan",),
+    "prompts": ("encode_prompts",),
     "sites": ("Site",),
     "statistics.texts": ("Word", "word_features"),
     "trainer": ("GuidedTrainer",),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +13,10 @@ import guidance
 from guidance.checkpoint import find_plan
 from guidance.errors import InputError, PlanError
 from guidance.plan import Plan
+from guidance.prompts import Prompt, Span, prompt_length
 from pipelines.training.live_text import LiveModel, check_bare_text
 from pipelines.training.objective import has_head
 from pipelines.training.opening import Unguided
-
-Span = tuple[int, int]
-"""Where a part of a text starts and ends, in characters."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A text to continue.
-
-    Attributes:
-        marked: the spans of its marked parts, in their order.
-    """
-
-    text: str
-    marked: tuple[Span, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str, marks: Sequence[str] = ()) -> Prompt:
-        """The prompt of a text, whose marked parts stand between ``<<`` and ``>>``.
-
-        Args:
-            marks: strings that are marked wherever they stand in the text.
-
-        Raises:
-            InputError: a ``<<`` or ``>>`` has no other end, or one of ``marks`` is not in the text.
-        """
-        parts = re.split(r"(<<|>>)", text)
-        bare, spans, start = "", list[Span](), -1
-        for part in parts:
-            if part not in ("<<", ">>"):
-                bare += part
-            elif (part == "<<") != (start < 0):
-                raise InputError(f"{part} without its other end: {text[:80]!r}", hint="<<the part that is marked>>")
-            elif part == "<<":
-                start = len(bare)
-            else:
-                spans.append((start, len(bare)))
-                start = -1
-        if start >= 0:
-            raise InputError(f"<< without its other end: {text[:80]!r}", hint="<<the part that is marked>>")
-        for mark in marks:
-            places = [found.span() for found in re.finditer(re.escape(mark), bare)] if mark else []
-            if not places:
-                raise InputError(f"the prompt does not have what should be marked: {mark!r}")
-            spans += places
-        return cls(bare, tuple(sorted(spans)))
 
 
 class Writer(LiveModel):
@@ -72,6 +26,7 @@ class Writer(LiveModel):
         plan: rows that act while the model reads and writes.  Their patterns may read tokens and their places, words, sentences
             and ``marked``.
         strength: how strongly these rows act, above 0 and up to 1, which is as the plan says.
+        scores: of heads, by (layer, head), for plans that choose heads by score.
         called: how messages call the plan.
 
     Raises:
@@ -89,20 +44,25 @@ class Writer(LiveModel):
         plan: Plan | None = None,
         *,
         strength: float = 1.0,
+        scores: Mapping[tuple[int, int], float] | None = None,
         device: str = "auto",
         called: str = "plan",
     ) -> None:
         if plan is not None:
             self._check_plan(folder, plan, called)
         super().__init__(folder, device)
+        self._tables = {} if scores is None else {"importance": scores}
         self.tokenizer.no_truncation()
         if plan is not None:
-            rows = tuple(replace(row, strength=row.strength * strength) for row in plan.inherited(None).guides)
             wanted = check_bare_text(plan, folder, self.takes_masks, self.given)
             self.needed = tuple(dict.fromkeys((*self.needed, *wanted)))
-            if not isinstance(self.handle, Unguided):
-                self.handle.remove()  # a plan of losses, which do nothing when a model writes
-            self.handle = guidance.install(self.model, Plan(rows), self.wrapped_tokenizer(), training=False)
+            self.steer(at_strength(plan, strength))
+
+    def steer(self, plan: Plan) -> None:
+        """Follow other rows from now on; an empty plan leaves the model as it is."""
+        if not isinstance(self.handle, Unguided):
+            self.handle.remove()  # also a plan of losses, which do nothing when a model writes
+        self.handle = guidance.install(self.model, plan, self.wrapped_tokenizer(), tables=self._tables, training=False)
 
     @staticmethod
     def _check_plan(folder: Path, plan: Plan, called: str) -> None:
@@ -113,7 +73,7 @@ class Writer(LiveModel):
         if plan.pal is not None or any(row.learns for row in plan.guides):
             raise PlanError(
                 f"{called}: a row of it is learned, and has learned nothing in this model",
-                hint="mask, bias, fix, gaussian and off need no training",
+                hint="mask, bias, fix, gaussian and off need no training, nor does mix with learn = false",
             )
         if (own := find_plan(folder)) is not None and own.shapes_outputs:
             raise PlanError(
@@ -125,12 +85,22 @@ class Writer(LiveModel):
         if config.is_encoder_decoder or not has_head(config, "ForCausalLM", "LMHeadModel"):
             raise InputError(
                 f"{folder}: a {config.model_type} model that does not continue texts",
-                hint="`guide generate` takes causal language models, such as `guide pretrain --objective clm` trains",
+                hint="a causal language model does, such as `guide pretrain --objective clm` trains",
             )
 
     def reads_marks(self) -> bool:
         """Whether a guide reads which tokens are marked."""
         return "marked" in self.handle.plan.needs(training=False)
+
+    def marked_tokens(self, prompt: Prompt, offsets: Sequence[Span]) -> list[bool]:
+        """Which tokens of a prompt are marked.  Raises InputError if the plan reads marks, and none is."""
+        marked = prompt.marked_tokens(offsets)
+        if self.reads_marks() and not any(marked):
+            raise InputError(
+                f"nothing is marked in the prompt: {prompt.text[:80]!r}",
+                hint="<<a part that is marked>>, or --mark 'a part'",
+            )
+        return marked
 
     def write(self, prompt: Prompt, *, max_new_tokens: int, **search: Any) -> str:
         """What the model writes after a prompt.
@@ -144,11 +114,9 @@ class Writer(LiveModel):
         """
         batch = self.read([prompt.text])
         encoding = batch.encodings[0]
-        # models write after the last token of the text: a special token behind it would end the text
-        ends = [n for n, part in enumerate(encoding.sequence_ids, 1) if part is not None]
-        if not ends:
+        length = prompt_length(encoding)
+        if not length:
             raise InputError("the prompt is empty")
-        length = ends[-1]
         room = max_new_tokens if self.longest is None else min(max_new_tokens, self.longest - length)
         if room < 1:
             raise InputError(
@@ -157,7 +125,8 @@ class Writer(LiveModel):
         inputs = {name: values[:, :length] for name, values in batch.inputs.items()}
         columns = {name: values[:, :length] for name, values in batch.columns.items()}
         if self.reads_marks():
-            columns["marked"] = self._marked(prompt, encoding.offsets[:length])
+            marked = self.marked_tokens(prompt, encoding.offsets[:length])
+            columns["marked"] = torch.tensor([marked], device=self.model.device)
         if isinstance(self.handle, Unguided):
             columns = {}
         with torch.no_grad():
@@ -167,11 +136,21 @@ class Writer(LiveModel):
         text: str = self.tokenizer.decode(ids_BT[0, length:].tolist(), skip_special_tokens=True)
         return text
 
-    def _marked(self, prompt: Prompt, offsets: Sequence[Span]) -> torch.Tensor:
-        if not prompt.marked:
-            raise InputError(
-                f"nothing is marked in the prompt: {prompt.text[:80]!r}",
-                hint="<<a part that is marked>>, or --mark 'a part'",
-            )
-        hits = [any(a < end and start < b for start, end in prompt.marked) for a, b in offsets]
-        return torch.tensor([hits], device=self.model.device)
+
+def at_strength(plan: Plan, strength: float) -> Plan:
+    """The rows of a plan that shape a model, at a share of their strength."""
+    return Plan(tuple(replace(row, strength=row.strength * strength) for row in plan.inherited(None).guides))
+
+
+def on_heads(plan: Plan, heads: Sequence[tuple[int, int]]) -> Plan:
+    """A plan whose rows act on these heads alone, given by layer and number.
+
+    Raises:
+        PlanError: a row mixes in whole layers.
+    """
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in sorted(heads):
+        by_layer.setdefault(layer, []).append(head)
+    return Plan(
+        tuple(replace(row, layers=(layer,), heads=tuple(own)) for row in plan.guides for layer, own in by_layer.items())
+    )

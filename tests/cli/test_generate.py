@@ -15,15 +15,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import guidance
-from guidance.errors import InputError
 from guidance.plan import Plan
+from guidance.prompts import Prompt
 from pipelines.stages import pretrain
+from pipelines.statistics.head_scores import read_scores
 from pipelines.storage.store import Store
-from pipelines.training.steering import Prompt, Writer
+from pipelines.training.steering import Writer
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
 BIAS = '[[guide]]\npattern = "marked"\nmechanism = "bias"\nlayers = [0]\n'
+MIX = '[[guide]]\npattern = "marked"\nmechanism = "mix"\nof = ["value"]\nlearn = false\nlayers = [0]\n'
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +50,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(store=store, plan=str(plan), **made)
 
 
-def test_spans_of_a_prompt_are_those_between_marks_and_every_place_of_a_mark() -> None:
-    assert Prompt.parse("a <<b c>> d <<e>>") == Prompt("a b c d e", ((2, 5), (8, 9)))
-    assert Prompt.parse("be brief, be kind", ["be"]).marked == ((0, 2), (10, 12))
-    assert Prompt.parse("a < b > c") == Prompt("a < b > c")
-    for text, marks, words in (
-        ("a <<b", [], "<< without"),
-        ("a b>>", [], ">> without"),
-        ("<<a <<b>>", [], "<< without"),
-        ("a", ["c"], "'c'"),
-        ("a", [""], "''"),
-    ):
-        with pytest.raises(InputError, match=words):
-            Prompt.parse(text, marks)
-
-
-def test_it_writes_what_the_logits_of_whole_texts_say_with_the_plan(work: SimpleNamespace) -> None:
+@pytest.mark.parametrize("text_of_plan", [BIAS, MIX])
+def test_it_writes_what_the_logits_of_whole_texts_say_with_the_plan(work: SimpleNamespace, text_of_plan: str) -> None:
     """Against a loop that reads the whole text anew for each token, without a cache."""
-    folder, plan = work.plain.path, Plan.parse(BIAS)
+    folder, plan = work.plain.path, Plan.parse(text_of_plan)
     writer = Writer(folder, plan, strength=0.5, device="cpu")
     text = writer.tokenizer.decode(range(8, 14))
     encoding = writer.tokenizer.encode(text)
@@ -79,7 +67,7 @@ def test_it_writes_what_the_logits_of_whole_texts_say_with_the_plan(work: Simple
         ids = encoding.ids[: max(n for n, part in enumerate(encoding.sequence_ids, 1) if part is not None)]
         prompt_length = len(ids)
         if has_plan:
-            row = Plan.parse(BIAS.replace("[0]\n", "[0]\nstrength = 0.5\n"))
+            row = Plan.parse(text_of_plan.replace("[0]\n", "[0]\nstrength = 0.5\n"))
             handle = guidance.install(model, row)
         for step in range(6):
             ids_BT = torch.tensor([ids])
@@ -123,6 +111,23 @@ def test_samples_follow_the_seed(work: SimpleNamespace, guide: Callable[..., Any
     assert len({sample(seed) for seed in range(4)}) > 1
 
 
+def test_a_plan_chooses_heads_by_their_scores(work: SimpleNamespace, guide: Callable[..., Any], tmp_path: Path) -> None:
+    plan, scores = tmp_path / "best.toml", tmp_path / "heads.csv"
+    plan.write_text('[[guide]]\npattern = "marked"\nmechanism = "bias"\nheads = ["most important 1"]\n')
+    scores.write_text("layer,head,score\n0,0,0.2\n0,1,0.1\n1,0,0.3\n1,1,0.9\n")
+    arguments = ["generate", work.plain.reference, "a <<value>>", "--plan", plan, "--store", work.store.root]
+    assert "--scores" in guide(*arguments).err
+    done = guide(*arguments, "--scores", scores)
+    assert done.code == 0, done.err
+    writer = Writer(work.plain.path, Plan.load(str(plan)), scores=read_scores(scores), device="cpu")
+    assert [(site.layer, own.heads) for site, own in _acting(writer)] == [(1, (1,))]
+
+
+def _acting(writer: Writer) -> list[Any]:
+    """The sites at which a plan acts, with its assignments there."""
+    return [(site, own) for site, plan in writer.handle.site_plans.items() for own in plan.assignments]
+
+
 def test_a_model_follows_its_own_plan(work: SimpleNamespace) -> None:
     writer = Writer(work.fixed.path, device="cpu")
     assert not writer.reads_marks()
@@ -145,6 +150,8 @@ def test_a_model_follows_its_own_plan(work: SimpleNamespace) -> None:
         (["plain", "a value", "--plan", "PLAN"], "nothing is marked"),
         (["plain", "a value", "--mark", "value"], "no guide looks"),
         (["plain", "a value", "--strength", 0.5], "--strength is for"),
+        (["plain", "a value", "--scores", "heads.json"], "--scores are for"),
+        (["plain", "a <<value>>", "--plan", "PLAN", "--scores", "heads.json"], "heads.json: cannot be read"),
         (["plain", "a value", "--top-p", 0.5], "are for --sample"),
         (["plain", ""], "the prompt is empty"),
         (["plain", "a value " * 600], "has room for"),

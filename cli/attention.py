@@ -74,6 +74,7 @@ def attention_command(
     if not text:
         raise InputError("the text is empty", hint='for example: --text "The dog saw the man, and it barked."')
     from pipelines.probing import one_text
+    from pipelines.probing.heads import no_such_head
     from pipelines.storage.files import write_file
     from pipelines.training.opening import find_folder
 
@@ -82,8 +83,8 @@ def attention_command(
     if looked.cut:
         tell("warning: the text was longer than the model reads, and was cut")
     chosen = [one for one in looked.heads if layer in (None, one.layer) and head in (None, one.head)]
-    if not chosen:
-        looked.map(layer or 0, head or 0)
+    if not chosen and layer is not None:
+        raise no_such_head(layer, head, [(one.layer, one.head) for one in looked.heads])
     model_name = os.path.basename(os.path.abspath(model)) if Path(model).is_dir() else model
     for kind, path in pictures.items():
         if path is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -24,8 +25,34 @@ _INTO = (
 )
 """The names of the matrices whose rows belong to heads."""
 
+_FUSED = ("Wqkv", "qkv_proj", "query_key_value", "c_attn")
+"""The names of queries', keys' and values' matrices in one."""
+
 _OUT = ("out_lin", "out_proj", "o_proj", "o", "Wo", "dense", "c_proj", "up")
 """The names of the matrix whose columns belong to heads, where it is part of the attention module."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A matrix or a bias of an attention module, of which each head has a slice.
+
+    Attributes:
+        dim: the dimension that heads divide.
+        blocks: along it, one block after the other, by how many slices each has; heads share a slice where there are fewer.
+    """
+
+    parameter: Tensor
+    dim: int
+    blocks: tuple[int, ...]
+
+    def by_head(self, heads: int) -> Tensor:
+        """Gradient times weight, (H, N), float64."""
+        assert self.parameter.grad is not None
+        product = (self.parameter.grad.double() * self.parameter.detach().double()).movedim(self.dim, 0)
+        width = len(product) // sum(self.blocks)
+        slices = zip(self.blocks, product.split([width * number for number in self.blocks]), strict=True)
+        own = [block.reshape(number, -1).repeat_interleave(heads // number, dim=0) for number, block in slices]
+        return torch.cat(own, dim=1)
 
 
 class Importance:
@@ -33,7 +60,8 @@ class Importance:
 
     It sums over a head's rows of the query, key and value matrices and biases, and its columns of the output matrix, whose bias
     belongs to no head: the squares of gradient times weight, or with ``joint`` the square of their sum.  For added heads the
-    output matrix is the projection back to the model's width.  Layers that share their weights share their importance.
+    output matrix is the projection back to the model's width.  Rows of keys and values that heads share count in each of them.
+    Layers that share their weights share their importance.
 
     Args:
         model: with the gradients of a loss in its parameters when `scores` is called.
@@ -45,65 +73,58 @@ class Importance:
     ) -> None:
         self.form = form
         names = {module: name for name, module in model.named_modules()}
-        self._parts = [(own, list(_matrices(model, names[module], module, own[0]))) for module, own in sites.items()]
+        self._parts = [(own, list(_parts(model, names[module], module, own[0]))) for module, own in sites.items()]
 
     def scores(self) -> dict[Site, Tensor]:
         """The importance of each head, (H,), float64; a parameter without a gradient counts nothing."""
         scores: dict[Site, Tensor] = {}
         for sites, parts in self._parts:
             heads = sites[0].num_heads
-            terms = [
-                _by_head(weights, heads, dim, groups) for weights, dim, groups in parts if weights.grad is not None
-            ]
+            terms = [part.by_head(heads) for part in parts if part.parameter.grad is not None]
             products_HN = torch.cat(terms, dim=1) if terms else torch.zeros(heads, 1, dtype=torch.float64)
             summed = products_HN.square().sum(-1) if self.form == "elementwise" else products_HN.sum(-1).square()
             scores |= dict.fromkeys(sites, summed.cpu())
         return scores
 
 
-def _by_head(parameter: Tensor, heads: int, dim: int, groups: int) -> Tensor:
-    """Gradient times weight, (H, N): of rows (``dim`` 0), in ``groups`` one after the other, or of columns (1)."""
-    assert parameter.grad is not None
-    product = parameter.grad.double() * parameter.detach().double()
-    if dim == 1:
-        return product.unflatten(1, (heads, -1)).transpose(0, 1).flatten(1)
-    return product.unflatten(0, (groups, heads, -1)).transpose(0, 1).flatten(1)
-
-
-def _matrices(model: nn.Module, name: str, module: nn.Module, site: Site) -> Iterator[tuple[Tensor, int, int]]:
-    """The parameters of the heads of a module, with the dimension that heads divide, and how many groups of heads it has."""
-    children = dict(module.named_children())
-    if isinstance(fused := children.get("Wqkv"), nn.Linear):
-        into: list[tuple[nn.Module, int]] = [(fused, 3)]
+def _parts(model: nn.Module, name: str, module: nn.Module, site: Site) -> Iterator[_Part]:
+    """The parameters of the heads of a module.  Raises UnsupportedModel if they were not found."""
+    children, heads = dict(module.named_children()), site.num_heads
+    into: list[tuple[nn.Module, tuple[int, ...]]]
+    if fused := next((child for child in _FUSED if child in children), None):
+        into = [(children[fused], _blocks(fused, module, heads))]
     else:
         chosen = next((names for names in _INTO if all(child in children for child in names)), None)
         if chosen is None:
             raise UnsupportedModel(f"{name}: a {type(module).__name__}, whose queries, keys and values were not found")
-        into = [(children[child], 1) for child in chosen]
-    weights = [linear.weight for linear, _ in into if isinstance(linear.weight, Tensor)]
-    if len({len(weight) for weight in weights}) > 1:
-        raise UnsupportedModel(
-            f"{name}: heads of a {type(module).__name__} share keys, whose importance belongs to none of them"
-        )
-    for linear, groups in into:
-        for parameter in (linear.weight, linear.bias):
-            if isinstance(parameter, Tensor):
-                yield parameter, 0, groups
-    yield _output(model, name, module), 1, 1
+        rows = [len(children[child].weight) for child in chosen]  # type: ignore[arg-type]
+        into = [(children[child], (heads * own // rows[0],)) for child, own in zip(chosen, rows, strict=True)]
+    for linear, blocks in into:
+        if isinstance(weight := linear.weight, Tensor):
+            yield _Part(weight, int(isinstance(linear, Conv1D)), blocks)
+        if isinstance(bias := linear.bias, Tensor):
+            yield _Part(bias, 0, blocks)
+    yield _output(model, name, module, heads)
 
 
-def _output(model: nn.Module, name: str, module: nn.Module) -> Tensor:
+def _blocks(fused: str, module: nn.Module, heads: int) -> tuple[int, ...]:
+    """The blocks of the rows of a matrix of queries, keys and values."""
+    if fused == "query_key_value" or getattr(module, "multi_query", None) is False:
+        return (heads,)  # the queries, keys and values of each head stand together
+    keys = heads // getattr(module, "num_key_value_groups", 1)
+    return heads, keys, keys
+
+
+def _output(model: nn.Module, name: str, module: nn.Module, heads: int) -> _Part:
     """The output matrix of a module, whose columns belong to heads."""
     children = dict(module.named_children())
     out = next((children[child] for child in _OUT if child in children), None)
     if out is None:  # BERT and its kind have it beside the attention module
         parent = model.get_submodule(name.rpartition(".")[0])
         out = getattr(getattr(parent, "output", None), "dense", None)
-    if isinstance(out, Conv1D):
-        return out.weight.T
-    if not isinstance(out, nn.Linear):
+    if not isinstance(out, nn.Linear | Conv1D):
         raise UnsupportedModel(f"{name}: the output matrix of a {type(module).__name__} was not found")
-    return out.weight
+    return _Part(out.weight, int(isinstance(out, nn.Linear)), (heads,))
 
 
 @contextmanager
@@ -117,9 +138,9 @@ def switched_off(
         with torch.no_grad():
             for module, head in heads:
                 (own, *_) = sites[module]
-                weight = _output(model, names[module], module)
-                width = weight.shape[1] // own.num_heads
-                columns = weight[:, head * width : (head + 1) * width]
+                part = _output(model, names[module], module, own.num_heads)
+                width = part.parameter.shape[part.dim] // own.num_heads
+                columns = part.parameter.narrow(part.dim, head * width, width)
                 before.append((columns, columns.clone()))
                 columns.zero_()
         yield

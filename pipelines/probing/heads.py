@@ -168,9 +168,11 @@ def head_name(row: Mapping[str, Any]) -> str:
     return f"{row['layer']}-{row['head']}" + (f" ({row['attention']})" if row["attention"] != "self" else "")
 
 
-def no_such_head(layer: int, head: int, known: Collection[tuple[int, int]]) -> InputError:
-    """The error for a head that is none of the known ones, which are given by layer and number."""
+def no_such_head(layer: int, head: int | None, known: Collection[tuple[int, int]]) -> InputError:
+    """The error for a head, or without one a layer, that is none of the known ones, which are given by layer and number."""
     layers, heads = (max(each) for each in zip(*known, strict=True))
+    if head is None:
+        return InputError(f"there is no layer {layer}: the model has layers 0 to {layers}")
     return InputError(f"there is no head {layer}-{head}: the model has layers 0 to {layers} with heads 0 to {heads}")
 
 

@@ -113,7 +113,7 @@ STAGE = probe(
     },
     help="""Measure how much the loss of a model depends on each head (first-order Taylor importance).
 
-    The loss is that of its task, or of masked words.  Gradients of the mean loss are added up over the batches of a split.  The
+    The loss is that of its task, of masked words, or in a causal model of next words.  Gradients of the mean loss are added up over the batches of a split.  The
     importance of a head is the sum of the squares of gradient times weight, over its rows of the query, key and value matrices and
     its columns of the output matrix.  With --by off it is how much the mean loss rises when the head is switched off.
     """,

@@ -90,7 +90,7 @@ def test_the_page_of_attention_shows_a_text_of_several_lines_as_one(
         (["--text", "a", "--layer", "9"], "there is no layer 9: the model has layers 0 to 1"),
         (
             ["--text", "a", "--layer", "1", "--head", "9"],
-            "there is no head 1-9: the model has layers 0 to 1 with heads 0 to 1",
+            "there is no head 1-9: the model has layers 0 to 1 with heads 0 to 5",
         ),
         (["--text", "a", "--png", "x.gif"], "--png"),
         (["--text", "a", "--pdf", "x.png"], "--pdf"),

@@ -23,7 +23,8 @@ About what lasts (`lasting`):
               that alone, which is a sham; seed 0
     together  the best two places; the best one beside fixed heads, and beside gates that read the query; these alone;
               seed 0
-    final     none, fixed heads, the winner of the three phases before, and its sham, 3,000 steps
+    final     none, fixed heads, the winner of the three phases before, and its sham, 3,000 steps; afterwards the best place
+              alone, where the winner has something beside it
     own       fixed heads and the winner over as many settings as the plain runs had, 1,200 steps; seed 100
     final-roberta, final-oromo, final-hausa
               none, fixed heads and the winner on a RoBERTa-shaped model, in Oromo, and in Hausa, 1,200 steps

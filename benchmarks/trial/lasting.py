@@ -197,6 +197,9 @@ def final(results: Results) -> Iterator[list[Run]]:
     plans = {**finalists(results), SHAM: winner(results)[2]}
     settings = {**best_plain(results), "evaluate_every": 600}
     yield [Run("final", label, seed, 3000, plan, settings) for seed in FINAL_SEEDS for label, plan in plans.items()]
+    place = best_place(results)
+    if place not in plans:  # the winner has something beside it: is that needed?
+        yield [Run("final", place, seed, 3000, mix(place), settings) for seed in FINAL_SEEDS]
 
 
 def own(results: Results) -> Iterator[list[Run]]:
@@ -231,7 +234,7 @@ def patterns(results: Results) -> Iterator[list[Run]]:
 
 
 def use(results: Results) -> Iterator[list[Use]]:
-    (english,), (hausa,) = final(results), final_hausa(results)
+    english, hausa = next(final(results)), next(final_hausa(results))
     yield [
         Use("use", f"{task}: {run.label}", run.seed, task, run) for task in ("SST", "TREC", "BLiMP") for run in english
     ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.pretraining.page import cell, passed_losses, said_of_floors, steps_to
 from benchmarks.trial import decoders
-from benchmarks.trial.lasting import FINAL_SEEDS, FIXED, NONE, SHAM
+from benchmarks.trial.lasting import FINAL_SEEDS, FIXED, NONE, SHAM, winner
 from benchmarks.trial.runs import Results, Row
 from benchmarks.trial.training import WINDOW, text_of
 from pipelines.metrics.significance import detectable, holm, paired_t
@@ -42,9 +42,7 @@ def as_markdown(
             continue
         parts.append(table_of_losses(rows))
         if phase == "final":
-            others = (NONE, FIXED, SHAM)
-            winner = next((row["label"] for row in rows if row["label"] not in others), "")
-            parts.append(comparisons(rows, winner, others))
+            parts.append(comparisons(rows, winner(results)[0], (NONE, FIXED, SHAM)))
         if phase == "causal-final":
             parts.append(comparisons(rows, decoders.MIX, (NONE, decoders.FIXED, decoders.SHAM_OF_MIX)))
         if floors := nats.get(text_of(phase)):
@@ -109,16 +107,16 @@ def table_of_induction(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def comparisons(rows: Sequence[Row], winner: str, others: Sequence[str]) -> str:
+def comparisons(rows: Sequence[Row], leader: str, others: Sequence[str]) -> str:
     """A label against the others, as they were named before; nothing before all runs have been made."""
     last = {label: {row["seed"]: _last(row) for row in mine} for label, mine in by_label(rows).items()}
-    if any(set(last.get(label, ())) != set(FINAL_SEEDS) for label in (winner, *others)):
+    if any(set(last.get(label, ())) != set(FINAL_SEEDS) for label in (leader, *others)):
         return "Not all runs of these comparisons have been made, so nothing is tested yet."
-    leads = {other: [last[other][seed] - last[winner][seed] for seed in FINAL_SEEDS] for other in others}
+    leads = {other: [last[other][seed] - last[leader][seed] for seed in FINAL_SEEDS] for other in others}
     tests = {other: paired_t(values) for other, values in leads.items()}
     corrected = holm([test.p for test in tests.values()])
     lines = [
-        f"The lead of *{winner}* in the last validation, paired by seed:",
+        f"The lead of *{leader}* in the last validation, paired by seed:",
         "",
         "| over | lead | 95 % interval | p | corrected p | smallest lead that could have been found |",
         "|---|--:|--:|--:|--:|--:|",

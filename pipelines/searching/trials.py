@@ -6,6 +6,7 @@ A run that exists is not repeated, and one that was interrupted goes on, so a se
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import statistics
 import threading
@@ -20,7 +21,7 @@ from pipelines.progress import Progress, log
 from pipelines.searching.settings import Setting, as_flag
 from pipelines.stages import evaluate, finetune, pretrain
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.dry import DryStore
+from pipelines.storage.dry import DryStore, NotYet
 from pipelines.storage.store import Store
 from pipelines.training.checkpoints import best_name
 from pipelines.training.config import TrainingConfig
@@ -131,8 +132,10 @@ def run_trials(
     Raises:
         InputError, NumericalError: some runs have failed; all others are done, and kept.
         MachineError, Interrupted: at once, since the others would fail, too.
+        NotYet: in a dry run, some runs do not exist yet, and no setting is refused.
     """
-    workers = not isinstance(store, DryStore) and (config.executor == "dask" or min(config.jobs, len(trials)) > 1)
+    is_dry, missing = isinstance(store, DryStore), set[int]()
+    workers = not is_dry and (config.executor == "dask" or min(config.jobs, len(trials)) > 1)
     names = [f"run {number} of {len(trials)}" for number in range(1, len(trials) + 1)]
     folder = os.getcwd()
     tasks = [
@@ -148,7 +151,8 @@ def run_trials(
         for name, trial in zip(names, trials, strict=True)
     ]
     with (progress if workers and progress else Progress()).task("Runs", total=len(trials), unit="runs") as bar:
-        for number, outcome in run_all(attempt, tasks, config if workers else Workers()):
+        work = functools.partial(_rehearsed, missing) if is_dry else attempt
+        for number, outcome in run_all(work, tasks, config if workers else Workers()):
             trials[number].outcome = outcome
             if workers:
                 log.info("%s is done: %s", names[number], trials[number])
@@ -156,6 +160,26 @@ def run_trials(
     failed = [(name, trial) for name, trial in zip(names, trials, strict=True) if trial.outcome.failure]
     if failed:
         raise _all_failures(failed, len(trials))
+    if missing:
+        raise NotYet(f"{counted(len(missing), 'setting')} of the search have runs that do not exist yet")
+
+
+def _rehearsed(missing: set[int], name: str, trial: Trial, *arguments: Any) -> Outcome:
+    """What a dry run knows of a run: its outcome if it exists, or else whether it is refused.  Of each setting only the first run
+    that does not exist is rehearsed, since other seeds and folds are checked alike.
+
+    Args:
+        missing: the numbers of the settings that have such a run; added to.
+    """
+    if trial.number in missing:
+        return Outcome()
+    try:
+        outcome = attempt(name, trial, *arguments)
+    except NotYet:
+        outcome = Outcome()
+    if not outcome.model:
+        missing.add(trial.number)
+    return outcome
 
 
 def _all_failures(failed: Sequence[tuple[str, Trial]], number: int) -> GuideError:

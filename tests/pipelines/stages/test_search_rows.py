@@ -346,14 +346,28 @@ def test_a_name_that_is_taken_is_refused_before_the_first_run(store: Store, data
     assert {folder.name for folder in (store.root / "model").glob("*")} == before
 
 
-def test_a_dry_run_checks_a_search_and_trains_nothing(store: Store, text: Artifact, plan: str, guide: Any) -> None:
-    before = {folder.name for folder in (store.root / "model").iterdir()}
-    common = ("--plan", plan, "--leave-one-out", "--steps", 3, "--layers", 1, "--store", store.root, "--dry-run")
+def test_a_dry_run_checks_every_setting_of_a_search_and_trains_nothing(
+    store: Store, text: Artifact, plan: str, guide: Any
+) -> None:
+    def models() -> set[str]:
+        return {folder.name for folder in (store.root / "model").glob("*")}
+
+    common = ("--plan", plan, "--steps", 3, "--hidden", 16, "--layers", 1, "--seeds", 2, "--store", store.root)
+    of_heads = ("search", text.reference, *common, "--grid")
+    before = models()
     for data in (text.reference, "dry:sequences"):
-        answer = guide("search", data, *common)
+        answer = guide("search", data, *common, "--leave-one-out", "--dry-run")
         assert (answer.code, answer.out) == (0, "dry:search\n"), answer.err
-        assert guide("search", data, *common, "--grid", "plan.nxt.weight=1").code == 2
-    assert {folder.name for folder in (store.root / "model").iterdir()} == before
+        assert guide("search", data, *common, "--grid", "plan.nxt.weight=1", "--dry-run").code == 2
+    # the plan has a guide on head 1, which a model with one head does not have
+    bad = guide(*of_heads, "heads=4,2,1", "--dry-run")
+    assert bad.code == 2
+    assert "guide: run 5 of 6 (heads=1, seed 0): " in bad.err
+    assert models() == before
+    # a run that exists is no reason to skip the settings after it
+    assert guide("pretrain", text.reference, *common[:-4], *common[-2:], "--heads", 4).code == 0
+    assert guide(*of_heads, "heads=4,1", "--dry-run").code == 2
+    assert guide(*of_heads, "heads=4,2", "--dry-run").code == 0
 
 
 def test_one_command_has_the_settings_of_both_kinds(store: Store, text: Artifact, data: Artifact) -> None:

@@ -10,6 +10,8 @@ from pipelines.engine.declaration import Table
 from pipelines.searching.settings import as_flag
 from pipelines.stages.search import FRESH
 from pipelines.storage.artifacts import Artifact
+from pipelines.views.comparison_tables import with_spread
+from pipelines.views.figures import Summary
 
 
 def search_tables(search: Artifact) -> list[Table]:
@@ -72,6 +74,5 @@ def _as_flags(setting: str) -> str:
 
 
 def _mean_and_sd(found: Mapping[str, Any]) -> str:
-    if found["mean"] is None:
-        return "undefined"
-    return f"{found['mean']:.4f}" + (f" ± {found['sd']:.4f}" if found["sd"] is not None else "")
+    """A mean of ``search.json`` with its deviation; a search has none where a run has no value."""
+    return "undefined" if found["mean"] is None else with_spread(Summary((), found["mean"], found["sd"]), ".4f")

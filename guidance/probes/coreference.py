@@ -66,6 +66,7 @@ def queries(
     candidates: Candidates = "words",
     target: Target = "head",
     unit: Unit = "mention",
+    is_causal: bool = False,
 ) -> list[Query]:
     """The questions of a text, in the order of their words: one for each mention that has an antecedent in it.
 
@@ -78,12 +79,14 @@ def queries(
             of the mentions before it.  The head word of the mention itself is never one.
         target: what is right: the ``head`` word of an antecedent, or any word of its ``span``.
         unit: ``mention``: any antecedent is right; ``pair``: one question for each mention and antecedent.
+        is_causal: a word sees no later ones, so a pronoun chooses between the candidates before it.
     """
     ordered = sorted(mentions, key=lambda mention: (mention.head, mention.start, mention.end))
     asked = []
     for mention in ordered:
         if mention.asks is not None:
-            asked += _choice(mention, ordered, ordinary, target) if mention.asks else []
+            seen = [other for other in ordered if other.head < mention.head or not is_causal]
+            asked += _choice(mention, seen, ordinary, target) if mention.asks else []
             continue
         before = [other for other in ordered if other.head < mention.head]
         antecedents = [other for other in before if other.entity == mention.entity]

@@ -66,6 +66,21 @@ class Parser:
         return torch.stack(list(self.right.values())).sum(0).double() / sum(self.total.values())
 
 
+def share_seen(
+    sentences: Iterable[tuple[Sequence[int], Sequence[str]]], relation: str | None = None
+) -> tuple[float, float]:
+    """The share of words, of one relation or of all, that a causal model can answer for, by direction: from the word, those whose
+    head stands before it, and from the head, those that stand before their head."""
+    before = [
+        head < word
+        for heads, relations in sentences
+        for word, (head, own) in enumerate(zip(heads, relations, strict=True))
+        if head != ROOT and own not in UNSCORED and relation in (None, own)
+    ]
+    share = sum(before) / len(before)
+    return share, 1 - share
+
+
 def offset_baseline(
     sentences: Iterable[tuple[Sequence[int], Sequence[str]]], furthest: int = 10
 ) -> dict[str, tuple[int, float]]:

@@ -88,7 +88,7 @@ def candidates(
 
 
 def _flat(values: Mapping[Site, Tensor]) -> tuple[list[Head], Tensor]:
-    sites = [site for site in values if site.attention == "self" and site.stack == "encoder"]
+    sites = [site for site in values if site.attention == "self"]
     heads = [(site.layer, head) for site in sites for head in range(site.num_heads)]
     return heads, torch.cat([values[site].double() for site in sites]) if sites else torch.zeros(0)
 

@@ -47,12 +47,3 @@ def induction_scores(attention_BHQK: Tensor, start: int, length: int) -> Tensor:
         first = start + length - distance
         scores.append(diagonal_BHT[..., first : first + length].float().mean(-1))
     return torch.stack(scores, dim=-1)
-
-
-def even_attention(size: int, *, is_causal: bool) -> Tensor:
-    """The attention of a head that looks at all tokens alike, or in a causal model at the token itself and all earlier ones,
-    (1, 1, size, size)."""
-    even_QK = torch.ones(size, size)
-    if is_causal:
-        even_QK = even_QK.tril()
-    return (even_QK / even_QK.sum(-1, keepdim=True))[None, None]

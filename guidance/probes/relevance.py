@@ -5,6 +5,7 @@ Source: Li et al. 2022, equation 1 and section 3.1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Literal
@@ -63,10 +64,27 @@ def masses(attention_BHQK: Tensor, patterns_BPQK: Tensor, valid_BT: Tensor) -> T
     return (rows_BQHP * counted).sum(1) / valid_BT.sum(-1).clamp(min=1)[:, None, None]
 
 
-def uniform(patterns_BPQK: Tensor, valid_BT: Tensor) -> Tensor:
-    """The `masses` of a head that looks at all valid keys alike, (B, P)."""
-    even_BQK = (valid_BT[:, :, None] & valid_BT[:, None, :]).float() / valid_BT.sum(-1).clamp(min=1)[:, None, None]
-    return masses(even_BQK[:, None], patterns_BPQK, valid_BT)[:, 0]
+def visible(valid_BT: Tensor, *, is_causal: bool) -> Tensor:
+    """The keys that a query can see, bool (B, Q, K): all valid ones, or in a causal model itself and all earlier ones."""
+    visible_BQK = valid_BT[:, :, None] & valid_BT[:, None, :]
+    return visible_BQK.tril() if is_causal else visible_BQK
+
+
+def even_attention(valid_BT: Tensor, *, is_causal: bool) -> Tensor:
+    """The attention of a head that looks at all keys alike that it can see, (B, 1, Q, K)."""
+    visible_BQK = visible(valid_BT, is_causal=is_causal)
+    return (visible_BQK.float() / visible_BQK.sum(-1, keepdim=True).clamp(min=1))[:, None]
+
+
+def highest_entropy(valid_BT: Tensor, *, is_causal: bool) -> Tensor:
+    """The mean entropy of the rows of such a head, in nats, (B,); of texts of one token that of two keys, since it divides others."""
+    entropy_BQ = visible(valid_BT, is_causal=is_causal).sum(-1).clamp(min=1).double().log()
+    return (entropy_BQ.sum(-1) / valid_BT.sum(-1).clamp(min=1)).float().where(valid_BT.sum(-1) > 1, math.log(2))
+
+
+def uniform(patterns_BPQK: Tensor, valid_BT: Tensor, *, is_causal: bool) -> Tensor:
+    """The `masses` of a head that looks at all keys alike that it can see, (B, P)."""
+    return masses(even_attention(valid_BT, is_causal=is_causal), patterns_BPQK, valid_BT)[:, 0]
 
 
 class Relevance:
@@ -131,7 +149,7 @@ class Relevance:
         return errors
 
     def by_chance(self, name: str) -> float:
-        """The relevance of a pattern for a head that looks at all tokens alike."""
+        """The relevance of a pattern for a head that looks at all tokens alike that it can see."""
         return float(self._uniform[self.names.index(name)]) / max(1, sum(self.examples.values()))
 
 

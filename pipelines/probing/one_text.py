@@ -11,7 +11,7 @@ import torch
 
 from guidance.errors import InputError
 from guidance.patterns.features import Tokens, Vocabulary
-from guidance.probes.relevance import keys_of, masses, uniform
+from guidance.probes.relevance import highest_entropy, keys_of, masses, uniform
 from guidance.sites import Site
 from pipelines.probing.heads import no_such_head
 from pipelines.probing.patterns import measurable
@@ -77,7 +77,7 @@ def look(
             work.
 
     Raises:
-        InputError: the text is empty, or the folder has no encoder.
+        InputError: the text is empty, or the model an encoder-decoder.
         PlanError: the plan needs more than text.
     """
     if not text.strip():
@@ -91,20 +91,20 @@ def look(
     tokens = Tokens(ids_BT, valid_BT, columns, {})
     patterns, _ = measurable([], WORD_FEATURES)
     wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
-    even = uniform(wanted, valid_BT)[0].tolist()
+    even = uniform(wanted, valid_BT, is_causal=model.is_causal)[0].tolist()
+    most = float(highest_entropy(valid_BT, is_causal=model.is_causal))
     maps: dict[Site, np.ndarray] = {}
     heads: list[HeadOnText] = []
 
     def watch(site: Site, attention_BHTT: torch.Tensor) -> None:
         maps[site] = attention_BHTT[0].float().cpu().numpy()
         found_HP = masses(attention_BHTT, wanted, valid_BT)[0].tolist()
-        size = max(2, ids_BT.shape[1])
         entropy_H = -torch.special.xlogy(attention_BHTT[0].float(), attention_BHTT[0].float()).sum(-1).mean(-1)
         for head in range(site.num_heads):
             rows = zip(patterns, found_HP[head], even, strict=True)
             closest = [(name, share, share / chance) for name, share, chance in rows if 0 < chance < BARELY]
             closest.sort(key=lambda row: -row[2])
-            spread = float(entropy_H[head]) / float(np.log(size))
+            spread = float(entropy_H[head]) / most
             heads.append(HeadOnText(site.layer, head, site.attention, spread, closest))
 
     model.handle.watch(watch, **batch.inputs, **batch.columns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,9 +17,9 @@ from guidance.errors import InputError
 from guidance.patterns.features import Tokens, Vocabulary
 from guidance.patterns.pattern import Pattern
 from guidance.plan import Plan
-from guidance.probes.relevance import Relevance, keys_of, uniform
+from guidance.probes.relevance import Relevance, highest_entropy, keys_of, uniform
 from guidance.probes.summary import summarise
-from guidance.sites import Site
+from guidance.sites import Site, stack_of_inputs
 from guidance.statistics.roles import COLUMNS
 from guidance.statistics.texts import word_features
 from pipelines.engine.stage import Run
@@ -60,9 +59,10 @@ class Batch:
 
 
 class WatchedSequences:
-    """A trained model on the sequences of a split, with the heads of its encoder in view.
+    """A trained model on the sequences of a split, with its heads in view.
 
     Attributes:
+        is_causal: whether tokens see no later ones.
         known: the features that the sequences have, besides those of the vocabulary.
     """
 
@@ -77,7 +77,8 @@ class WatchedSequences:
         self.tokenizer = read_tokenizer(data, masked=False, padded=False)
         check_model(self.model, folder, self.tokenizer)
         if self.model.config.is_encoder_decoder:
-            raise InputError(f"{folder}: an encoder-decoder; probes read encoders")
+            raise InputError(f"{folder}: an encoder-decoder; probes read models with one stack")
+        self.is_causal = stack_of_inputs(site for own in self.handle.sites.values() for site in own) == "decoder"
         self.known: tuple[str, ...] = tuple(masks.counts["columns"]) if masks else ("segment",)
         self._plans = features(self.plan, training=False)
         needed = tuple(dict.fromkeys((*self._plans, *self.known)))
@@ -239,9 +240,9 @@ class Survey:
             if patterns
             else torch.zeros(size, 0, length, length, device=device)
         )
-        self.relevance.begin(batch.numbers, uniform(wanted, valid_BT))
+        self.relevance.begin(batch.numbers, uniform(wanted, valid_BT, is_causal=watched.is_causal))
         lengths_B = valid_BT.sum(-1)
-        most_B = torch.tensor([math.log(max(2, n)) for n in lengths_B.tolist()], device=device)
+        most_B = highest_entropy(valid_BT, is_causal=watched.is_causal)
         summaries = watched.watch(batch, lambda attention: summarise(attention, wanted, valid_BT, reach=REACH))
         figures = {}
         for site, summary in summaries.items():

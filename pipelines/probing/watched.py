@@ -15,7 +15,7 @@ import guidance
 from guidance.errors import InputError
 from guidance.plan import Plan
 from guidance.probes.words import Mode, word_attention
-from guidance.sites import Site
+from guidance.sites import Site, stack_of_inputs
 from pipelines.engine.stage import Run
 from pipelines.training.learner import folder_of
 from pipelines.training.live_text import LiveModel
@@ -43,7 +43,10 @@ class Read:
 
 
 class WatchedModel(LiveModel):
-    """A trained model, or one of its shape with random weights, with the heads of its encoder in view.
+    """A trained model, or one of its shape with random weights, with its heads in view.
+
+    Attributes:
+        is_causal: whether tokens see no later ones.
 
     Args:
         length: of texts, in tokens; longer ones are cut.
@@ -56,6 +59,7 @@ class WatchedModel(LiveModel):
         super().__init__(folder, device, random_seed)
         if isinstance(self.handle, Unguided):
             self.handle = guidance.install(self.model, Plan())
+        self.is_causal = stack_of_inputs(site for own in self.handle.sites.values() for site in own) == "decoder"
         self.tokenizer.enable_truncation(min(length, self.longest or length))
 
     @classmethod
@@ -66,7 +70,7 @@ class WatchedModel(LiveModel):
 
     def check(self, folder: Path, config: Any) -> None:
         if config.is_encoder_decoder:
-            raise InputError(f"{folder}: an encoder-decoder; probes read encoders")
+            raise InputError(f"{folder}: an encoder-decoder; probes read models with one stack")
 
     def look(self, words: Sequence[str], mode: Mode = "mean") -> tuple[Read, dict[Site, Tensor]]:
         """Read words, separated by spaces: how they are read, and of each site the attention between them, (H, W, W).

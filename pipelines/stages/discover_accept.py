@@ -159,9 +159,10 @@ def _check(plan: Plan, discovery: Artifact) -> None:
 
     rows = [row for row in heads_of(discovery) if row["attention"] == "self"]
     heads = Counter(row["layer"] for row in rows)
-    sites = [Site("encoder", "self", layer, number, "") for layer, number in heads.items()]
+    stack = rows[0]["stack"]  # probes read models with one
+    sites = [Site(stack, "self", layer, number, "") for layer, number in heads.items()]
     if plan.pal is not None:
-        sites += [Site("encoder", "pal", layer, plan.pal.heads, "") for layer in heads]
+        sites += [Site(stack, "pal", layer, plan.pal.heads, "") for layer in heads]
     # which heads are least important does not matter to whether there are enough of them
     plan_sites(plan, sites, scores={(row["layer"], row["head"]): row.get("score") or 0.0 for row in rows})
 

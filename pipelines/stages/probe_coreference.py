@@ -114,6 +114,7 @@ def measure(run: Run[Config]) -> Findings:
                 candidates=config.candidates,
                 target=config.target,
                 unit=config.unit,
+                is_causal=model.is_causal,
             )
             counts["documents"] = number + 1
             counts["texts"] += 1
@@ -157,6 +158,7 @@ def measure(run: Run[Config]) -> Findings:
         "split_half": _split_half(rows),
         "best_by": {name: best(rows, name) for name in (*KINDS, ANY_WORD, *STEREOTYPES)},
         "asked": {name: _number_of(first, name) for name in ("accuracy", *KINDS, ANY_WORD, *STEREOTYPES)},
+        "is_causal": model.is_causal,
         # where no candidate is wrong, every rule is right
         "baselines": {
             name: {key: _number(_figure(own, key)) for key in ("accuracy", *KINDS, *STEREOTYPES)}
@@ -275,7 +277,8 @@ def _notes(artifact: Artifact) -> tuple[str, ...]:
     notes = [f"{counted(counts['questions'], 'question')} in {counted(counts['documents'], 'document')}"]
     if counts["without_antecedent"]:
         have = counted(counts["without_antecedent"], "pronoun has", "pronouns have")
-        notes.append(f"{have} no antecedent among the candidates")
+        before = " before it, or no other one" if counts.get("is_causal") else ""
+        notes.append(f"{have} no antecedent among the candidates{before}")
     if counts["cut_off_mentions"]:
         hint = "; a larger --max-length reads more"
         if counts["asked"]["any_word"] < counts["questions"]:
@@ -304,7 +307,7 @@ STAGE = probe(
     help="""Find heads by which a mention looks most at one of its antecedents.
 
     The query is the head word of each mention that has an antecedent in the text; it is right if no other word has as much
-    attention as the head word of an antecedent.  A pronoun of GAP or WinoBias chooses between its candidates, on either side of it.
+    attention as the head word of an antecedent.  A pronoun of GAP or WinoBias chooses between its candidates, on either side of it; in a causal model, between those before it.
     The best head is chosen on the same texts that it is measured on; the
     split-half figure chooses it on half of the documents and measures it on the others.  The table also has rules: the nearest
     mention, the nearest one with the same head word, and a cascade of string match, head match, agreement, and any mention.

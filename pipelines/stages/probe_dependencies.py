@@ -59,7 +59,7 @@ OF_RELATIONS: Columns = {
 
 def measure(run: Run[Config]) -> Findings:
     """What relations every head follows.  Raises InputError if a file is not CoNLL-U, or no sentence has a tree."""
-    from guidance.probes.dependencies import Parser, offset_baseline
+    from guidance.probes.dependencies import Parser, offset_baseline, share_seen
     from pipelines.probing.watched import WatchedModel
     from pipelines.text.blocks import Notes
 
@@ -115,6 +115,8 @@ def measure(run: Run[Config]) -> Findings:
         own = [row for row in scored if row["relation"] == relation]
         offset, right = fixed[relation]
         of_relation[relation] = {"best": best(own, "accuracy"), "offset": offset, "offset_accuracy": right}
+        if model.is_causal:
+            of_relation[relation]["seen"] = dict(zip(UNITS, share_seen(read_trees, relation), strict=True))
     number = sum(totals.values())
     summary = {
         "best": {name: best(table, name) for name in UNITS},
@@ -122,6 +124,8 @@ def measure(run: Run[Config]) -> Findings:
         "attachment_of_best_heads": float(sum(of_relation[r]["best"]["accuracy"] * totals[r] for r in totals) / number),
         "attachment_of_best_offsets": sum(fixed[r][1] * totals[r] for r in totals) / number,
     }
+    if model.is_causal:
+        summary["seen"] = dict(zip(UNITS, share_seen(read_trees), strict=True))
     run.warn(*notes.lines())
     return Findings(counts, {**summary, "relations": of_relation})
 
@@ -160,12 +164,21 @@ def _table(artifact: Artifact, config: Config) -> Table:
             left_out.append(relation)
             continue
         looks, distance = own["direction"].replace("_", " "), f"{figures['offset']:+d}"
-        shares = share(own["accuracy"]), share(figures["offset_accuracy"])
+        seen = (share(figures["seen"][own["direction"]]),) if "seen" in figures else ()
+        shares = share(own["accuracy"]), *seen, share(figures["offset_accuracy"])
         rows.append((relation, f"{own['words']:,}", head_name(own), looks, *shares, distance))
     notes = [f"{len(left_out)} more: {', '.join(left_out)}; --min-words 1 shows all"] if left_out else []
     heads, offsets = (share(counts[f"attachment_of_best_{name}"]) for name in ("heads", "offsets"))
     notes.append(f"all words: {heads} by the best head of each relation, {offsets} by the best distance")
-    return Table(("relation", "words", "head", "looks", "right", "distance", "of"), rows, tuple(notes))
+    titles = ("relation", "words", "head", "looks", "right", *(("seen",) if "seen" in counts else ()), "distance", "of")
+    if seen := counts.get("seen"):
+        shares = share(seen["towards_head"]), share(seen["towards_dependent"])
+        notes.append(
+            "of all words a causal model sees {} from the word, since their head stands before them, {} from the head".format(
+                *shares
+            )
+        )
+    return Table(titles, rows, tuple(notes))
 
 
 STAGE = probe(
@@ -179,7 +192,8 @@ STAGE = probe(
     help="""Find the attention heads that follow syntactic relations, from a word to its head or from a head to its dependent.
 
     The table has the best head for each relation, and a baseline without a model: always the word at one distance, the one
-    that is right most often.  Heads and distances are chosen on the sentences that they are measured on.
+    that is right most often.  Heads and distances are chosen on the sentences that they are measured on.  A causal model can look
+    from the later word to the earlier one only; "seen" is the share of words for which that is the direction.
     Punctuation and roots are not scored.
     """,
     examples=(

@@ -67,8 +67,8 @@ def measure(run: Run[Config]) -> Findings:
     """
     import torch
 
-    from guidance.probes.induction import even_attention, induction_scores
-    from guidance.sites import stack_of_inputs
+    from guidance.probes.induction import induction_scores
+    from guidance.probes.relevance import even_attention
     from pipelines.probing.sequences import Means
     from pipelines.probing.watched import WatchedModel
 
@@ -79,8 +79,7 @@ def measure(run: Run[Config]) -> Findings:
             f"{folder}: its plan reads the feature {model.needed[0]}, and random tokens are no words",
             hint="--random 0 probes its shape without the plan",
         )
-    is_causal = stack_of_inputs(site for own in model.handle.sites.values() for site in own) == "decoder"
-    ids_BT, start = _sequences(model, config, is_causal)
+    ids_BT, start = _sequences(model, config)
     means = Means()
     with run.progress.task("probe", total=config.sequences, unit="sequences") as bar:
         for some_BT in ids_BT.to(model.model.device).split(config.batch_size):
@@ -100,23 +99,24 @@ def measure(run: Run[Config]) -> Findings:
         title=f"Attention on what followed the first occurrence\n{config.sequences:,} sequences of random tokens",
         label="% of attention",
     )
-    even = induction_scores(even_attention(ids_BT.shape[1], is_causal=is_causal), start, config.length)[0, 0]
+    even = even_attention(torch.ones_like(ids_BT[:1], dtype=torch.bool), is_causal=model.is_causal)
+    by_chance = induction_scores(even, start, config.length)[0, 0].tolist()
     summary = {
         "best": {name: best(table, name) for name in UNITS},
         "mean": {name: sum(row[name] for row in table) / len(table) for name in UNITS},
-        "by_chance": dict(zip(UNITS, even.tolist(), strict=True)),
+        "by_chance": dict(zip(UNITS, by_chance, strict=True)),
     }
     return Findings({"sequences": config.sequences, "heads": len(table)}, summary)
 
 
-def _sequences(model: WatchedModel, config: Config, is_causal: bool) -> tuple[Tensor, int]:
+def _sequences(model: WatchedModel, config: Config) -> tuple[Tensor, int]:
     """The sequences with the special tokens of the model around them, (B, T), and the place where their tokens begin."""
     import torch
 
     from guidance.probes.induction import repeated_tokens
 
     begin, end = [model.special["cls"]], list[int]()
-    if not is_causal:
+    if not model.is_causal:
         encoding = model.tokenizer.encode("a")
         places = [place for place, part in enumerate(encoding.sequence_ids) if part is not None]
         begin, end = encoding.ids[: places[0]], encoding.ids[places[-1] + 1 :]

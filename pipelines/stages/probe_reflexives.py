@@ -58,6 +58,11 @@ def measure(run: Run[Config]) -> Findings:
     # before the model is opened, so that a wrong file fails at once
     sentences = list(itertools.islice(_sentences(run), config.limit or None))
     model = WatchedModel.of(run)
+    if model.is_causal and config.distractor == "after":
+        raise InputError(
+            "--distractor after has no effect in a causal model, which does not see what follows a reflexive",
+            hint="--distractor before",
+        )
     whole = [one for one in sentences if model.has_whole_words(one.words)]
     if config.distractor != "none":
         beside = with_distractors(whole, before=config.distractor == "before", seed=config.seed)
@@ -91,7 +96,14 @@ def measure(run: Run[Config]) -> Findings:
         verbs = "has a word that the tokenizer splits, and is", "have a word that the tokenizer splits, and are"
         run.warn(f"{counted(counts['split_sentences'], *verbs, of=f'{len(sentences):,} sentences')} left out")
     mean = sum(row["accuracy"] for row in table) / len(table)
-    return Findings(counts, {"best": best(table, "accuracy"), "mean": mean, "confusion": _confusion(whole, bits)})
+    return Findings(
+        counts,
+        {
+            "best": best(table, "accuracy"),
+            "mean": mean,
+            "confusion": _confusion(whole, bits, is_causal=model.is_causal),
+        },
+    )
 
 
 def _answers(sentences: Sequence[Reflexive], number: int, read: Read, attention_HWW: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,8 +122,11 @@ def _answers(sentences: Sequence[Reflexive], number: int, read: Read, attention_
     return right_H.long().cpu(), bits.cpu()
 
 
-def _confusion(whole: Sequence[Reflexive], bits: Mapping[Site, Tensor]) -> dict[str, Any] | None:
-    """The mean confusion of each layer, and that of even attention; None if no sentence has another noun phrase."""
+def _confusion(whole: Sequence[Reflexive], bits: Mapping[Site, Tensor], *, is_causal: bool) -> dict[str, Any] | None:
+    """The mean confusion of each layer, and that of even attention; None if no sentence has another noun phrase.
+
+    In a causal model even attention is that to the words up to the reflexive.
+    """
     import torch
 
     from guidance.probes.reflexives import confusion
@@ -120,7 +135,11 @@ def _confusion(whole: Sequence[Reflexive], bits: Mapping[Site, Tensor]) -> dict[
     if not asked:
         return None
     layers = {site.layer: float(total) / len(asked) for site, total in bits.items() if site.attention == "self"}
-    even = [float(confusion(torch.ones(1, len(one.words)), one.antecedent, one.others)) for one in asked]
+    even = []
+    for one in asked:
+        last = one.place if is_causal else len(one.words) - 1
+        seen_1W = (torch.arange(len(one.words)) <= last)[None].float()
+        even.append(float(confusion(seen_1W, one.antecedent, one.others)))
     return {
         "sentences": len(asked),
         "layers": [layers[layer] for layer in sorted(layers)],

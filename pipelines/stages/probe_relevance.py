@@ -49,7 +49,10 @@ OF_PATTERNS: Columns = {
     **COLUMNS,
     "relevance": ("float64", UNIT),
     "standard_error": ("float64", "of the relevance over examples; null of one example"),
-    "lift": ("float64", "relevance divided by that of a head that looks at all tokens alike; null where that is 0"),
+    "lift": (
+        "float64",
+        "relevance divided by that of a head that looks at all tokens alike that it can see; null where that is 0",
+    ),
 }
 """Columns of ``patterns.parquet``."""
 
@@ -111,16 +114,16 @@ def _add(
     """Read a batch."""
     import torch
 
-    from guidance.probes.relevance import among, keys_of, masses, uniform
+    from guidance.probes.relevance import among, keys_of, masses, uniform, visible
 
     tokens, valid_BT = watched.tokens(batch), batch.valid_BT
     kept_BT = valid_BT if config.special else valid_BT & ~watched.special_BT(batch)
     wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
     if config.special and config.diagonal:
-        relevance.begin(batch.numbers, uniform(wanted, kept_BT))
+        relevance.begin(batch.numbers, uniform(wanted, kept_BT, is_causal=watched.is_causal))
         by_site = watched.watch(batch, lambda attention: masses(attention, wanted, kept_BT))
     else:
-        even_B1TT = (valid_BT[:, :, None] & valid_BT[:, None, :]).float()[:, None]
+        even_B1TT = visible(valid_BT, is_causal=watched.is_causal).float()[:, None]
 
         def masses_among(attention: torch.Tensor) -> torch.Tensor:
             return masses(among(attention, kept_BT, diagonal=config.diagonal), wanted, kept_BT)

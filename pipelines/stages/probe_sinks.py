@@ -7,7 +7,6 @@ Source: Clark et al. 2019, section 3.2 (separators and first tokens as a place t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +39,16 @@ def measure(run: Run[Config]) -> Findings:
     """What every head does."""
     import torch
 
+    from guidance.probes.relevance import uniform
     from pipelines.probing.sequences import Means, WatchedSequences, batches_of
 
     watched = WatchedSequences(run.inputs, run.config)
     means, by_chance = Means(), torch.zeros(2, dtype=torch.float64)
     for batch in batches_of(run, watched, run.config.batch_size):
-        special_BT, lengths_B = watched.special_BT(batch) & batch.valid_BT, batch.valid_BT.sum(-1).float()
-        by_chance += torch.stack([special_BT.sum(-1) / lengths_B, 1 / lengths_B]).double().sum(-1).cpu()
-        means.add(_figures(watched, batch, special_BT))
+        special_BT = watched.special_BT(batch) & batch.valid_BT
+        wanted = _wanted(watched, batch, special_BT)
+        by_chance += uniform(wanted[:, :2], batch.valid_BT, is_causal=watched.is_causal).double().sum(0).cpu()
+        means.add(_figures(watched, batch, wanted))
     table = write_heads(
         run,
         {name: means.column(number) for number, name in enumerate(UNITS)},
@@ -65,20 +66,29 @@ def measure(run: Run[Config]) -> Findings:
     return Findings({"sequences": watched.number, "heads": len(table)}, summary)
 
 
-def _figures(watched: WatchedSequences, batch: Batch, special_BT: Tensor) -> Mapping[Any, Tensor]:
-    """The figures of `UNITS` on a batch, of each site (B, H, 6)."""
+def _wanted(watched: WatchedSequences, batch: Batch, special_BT: Tensor) -> Tensor:
+    """The keys that the first four of `UNITS` count, (B, 4, Q, K)."""
     import torch
 
     from guidance.patterns.combinations import read_pattern
-    from guidance.probes.summary import summarise
 
     tokens, valid_BT, valid_BT1 = watched.tokens(batch), batch.valid_BT, batch.valid_BT[:, :, None]
     first_BTT = read_pattern("first").on(tokens).dense()
     itself_BTT = read_pattern("self").on(tokens).dense() & ~special_BT[:, None]
     ordinary_BTT = ~(special_BT[:, None] | itself_BTT) & valid_BT[:, None] & valid_BT1
-    wanted = torch.stack([special_BT[:, None] & valid_BT1, first_BTT, itself_BTT, ordinary_BTT], dim=1).float()
+    return torch.stack([special_BT[:, None] & valid_BT1, first_BTT, itself_BTT, ordinary_BTT], dim=1).float()
+
+
+def _figures(watched: WatchedSequences, batch: Batch, wanted: Tensor) -> Mapping[Any, Tensor]:
+    """The figures of `UNITS` on a batch, of each site (B, H, 6)."""
+    import torch
+
+    from guidance.probes.relevance import highest_entropy
+    from guidance.probes.summary import summarise
+
+    valid_BT = batch.valid_BT
     lengths_B1 = valid_BT.sum(-1, keepdim=True).float()
-    most_B1 = torch.tensor([[math.log(max(2, n))] for (n,) in lengths_B1.tolist()], device=watched.device)
+    most_B1 = highest_entropy(valid_BT, is_causal=watched.is_causal)[:, None]
 
     def figures(attention: Tensor) -> Tensor:
         summary = summarise(attention, wanted, valid_BT)

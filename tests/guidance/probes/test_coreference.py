@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,11 @@ def test_a_pronoun_chooses_between_candidates_on_either_side_of_it() -> None:
     (span,) = queries([wrong, right, pronoun], [True] * 9, target="span", candidates="preceding_mentions", unit="pair")
     assert (span.targets, span.others) == ((3, 4), (6, 7)), "what other mentions may look at does not matter"
     assert baseline(words, [query], BASELINES["nearest"]) == [True]
+    assert queries([pronoun, right, wrong], [True] * 9, is_causal=True) == [], "none stands before it"
+    last = replace(pronoun, start=8, end=9, head=8)
+    assert queries([right, wrong, last], [True] * 9, is_causal=True) == queries([right, wrong, last], [True] * 9)
+    between = replace(pronoun, start=5, end=6, head=5)
+    assert queries([right, wrong, between], [True] * 9, is_causal=True) == [], "nothing that it sees is wrong"
     assert queries([pronoun, wrong], [True] * 9) == [], "no candidate is right"
     assert queries([pronoun, right], [True] * 9) == [], "no candidate is wrong"
     assert queries([right, right, wrong], [True] * 9) == [], "names do not ask"

@@ -14,7 +14,7 @@ from guidance import Plan, install
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import Tokens
 from guidance.probes.distance import head_distances
-from guidance.probes.relevance import Relevance, among, keys_of, masses, outstanding, uniform
+from guidance.probes.relevance import Relevance, among, highest_entropy, keys_of, masses, outstanding, uniform
 from guidance.sites import Site
 from tests.guidance.models import batch, tiny_model
 
@@ -48,10 +48,21 @@ def test_mass_is_the_mean_attention_on_a_pattern_and_padding_counts_nothing() ->
     following = guidance.pattern("next", ids, valid).float()
     found = masses(attention, following[:, None], valid)
     assert found.tolist() == [[[pytest.approx(0.8 / 2)]]]
-    assert uniform(following[:, None], valid).tolist() == [[pytest.approx(0.5 / 2)]]
+    assert uniform(following[:, None], valid, is_causal=False).tolist() == [[pytest.approx(0.5 / 2)]]
+    assert uniform(following[:, None], valid, is_causal=True).tolist() == [[0]]
     weights = torch.tensor([[[0.0, 0.5, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]])
     both = masses(attention, torch.stack([weights, following], dim=1), valid)
     assert both.tolist() == [[[pytest.approx((0.4 + 0.5) / 2), pytest.approx(0.8 / 2)]]]
+
+
+def test_chance_and_the_highest_entropy_count_the_keys_that_a_query_can_see() -> None:
+    valid = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    previous = guidance.pattern("previous", torch.tensor([[5, 6, 7, 0], [5, 0, 0, 0]]), valid).float()[:, None]
+    chance = {causal: uniform(previous, valid, is_causal=causal)[:, 0].tolist() for causal in (False, True)}
+    assert chance == {False: pytest.approx([2 / 3 / 3, 0]), True: pytest.approx([(1 / 2 + 1 / 3) / 3, 0])}
+    most = {causal: highest_entropy(valid, is_causal=causal).tolist() for causal in (False, True)}
+    least = math.log(2)  # of texts of one token
+    assert most == {False: pytest.approx([math.log(3), least]), True: pytest.approx([math.log(6) / 3, least])}
 
 
 def test_attention_among_some_tokens_is_divided_anew() -> None:
@@ -81,7 +92,7 @@ def test_relevance_is_the_mean_over_examples_and_only_one_layer_is_held() -> Non
 
     probabilities = handle.probabilities(**inputs)
     for _ in range(2):
-        relevance.begin(range(len(valid)), uniform(wanted, valid))
+        relevance.begin(range(len(valid)), uniform(wanted, valid, is_causal=False))
         handle.watch(watch, **inputs)
     assert held == [0] * 2 * len(probabilities)
     for site, attention in probabilities.items():

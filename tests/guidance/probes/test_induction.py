@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from guidance.errors import InputError
-from guidance.probes.induction import even_attention, induction_scores, repeated_tokens
+from guidance.probes.induction import induction_scores, repeated_tokens
+from guidance.probes.relevance import even_attention
 
 START, LENGTH = 1, 4
 SIZE = START + 2 * LENGTH + 1
@@ -47,7 +48,8 @@ def test_scores_are_those_of_plain_loops() -> None:
 
 
 def test_even_attention_by_hand() -> None:
-    both = [induction_scores(even_attention(SIZE, is_causal=causal), START, LENGTH)[0, 0] for causal in (False, True)]
+    valid = torch.ones(1, SIZE, dtype=torch.bool)
+    both = [induction_scores(even_attention(valid, is_causal=causal), START, LENGTH)[0, 0] for causal in (False, True)]
     assert both[0].tolist() == pytest.approx([1 / SIZE] * 3)
     # a query at place q sees q + 1 tokens
     assert both[1].tolist() == pytest.approx([(1 / 6 + 1 / 7 + 1 / 8 + 1 / 9) / 4] * 3)

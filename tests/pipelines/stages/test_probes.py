@@ -24,14 +24,17 @@ from transformers import (
 )
 
 import guidance
-from guidance.errors import InputError, NumericalError
+from guidance.errors import InputError, NumericalError, PlanError
 from guidance.probes.importance import Importance, switched_off
 from pipelines.engine.declaration import Table
 from pipelines.inputs import Model
+from pipelines.probing import one_text
 from pipelines.probing.losses import HeldOut
 from pipelines.probing.watched import WatchedModel, _read
 from pipelines.stages import (
     dataset,
+    discover_accept,
+    discover_score,
     evaluate,
     find,
     probe_attack,
@@ -705,6 +708,97 @@ def test_only_models_of_words_have_a_loss(store: Store, tmp_path: Path) -> None:
         probe_loss.run(folder, text, probe_loss.Config(), store=store)
 
 
+def even_decoder(heads: int = 2) -> LlamaForCausalLM:
+    """A decoder with shared keys, whose queries are 0, so that all heads look alike at all keys that they see."""
+    size = len(trainings.SPECIAL) + len(WORDS)
+    sizes = {"vocab_size": size, "hidden_size": 8 * heads, "intermediate_size": 16, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=1))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    return model
+
+
+def test_even_heads_of_a_decoder_are_at_chance_on_everything(store: Store, tmp_path: Path) -> None:
+    """Seven tokens, of which the query at place t sees t + 1; the first one is seen by all, the last one by itself."""
+    folder = saved(tmp_path / "llama", even_decoder())
+    text = written(tmp_path, "text.txt", "anna saw the dog .\n")
+    first, last = sum(1 / (t + 1) for t in range(7)) / 7, 1 / 7 / 7
+    sinks = probe_sinks.run(folder, text, probe_sinks.Config(), store=store).artifact
+    for row in pq.read_table(sinks.path / "heads.parquet").to_pylist():
+        assert row["first"] == pytest.approx(first) and row["special"] == pytest.approx(first + last)
+        assert row["entropy"] == pytest.approx(1.0) and row["highest"] == pytest.approx(first)
+    assert sinks.counts["by_chance"] == {"special": pytest.approx(first + last), "first": pytest.approx(first)}
+    for special in (True, False):
+        config = probe_relevance.Config(special=special)
+        made = probe_relevance.run(folder, text, config, store=store).artifact
+        for row in pq.read_table(made.path / "patterns.parquet").to_pylist():
+            lift = None if row["relevance"] == 0 else pytest.approx(1.0)
+            assert row["lift"] == lift and (row["pattern"] != "next" or lift is None), row
+    looked = one_text.look(Path(folder), "anna saw the dog .")
+    for head in looked.heads:
+        assert head.entropy == pytest.approx(1.0)
+        assert "next" not in [pattern for pattern, _, _ in head.closest] and len(head.closest) > 3
+        assert [lift for _, _, lift in head.closest] == pytest.approx([1.0] * len(head.closest))
+
+
+def test_a_decoder_is_asked_only_about_what_stands_before(store: Store, tmp_path: Path) -> None:
+    """All heads look alike at what they see; a plan fixes one at the token before."""
+    model = even_decoder()
+    folder = saved(tmp_path / "llama", model)
+    guidance.save(
+        guidance.install(model, guidance.Plan((guidance.Guide("previous", "fix", layers=(0,), heads=(1,)),))), folder
+    )
+    rows = [
+        ("she fed it . the dog saw anna .", "she", "dog", "anna", "A"),  # the pronoun stands before both
+        ("anna saw the dog . her man fed it .", "it", "anna", "dog", "B"),
+        ("the dog was glad . her man saw anna .", "her", "dog", "anna", "A"),  # between them
+    ]
+    file = written(tmp_path, "gap.tsv", GAP + "".join(gap_row(n, *row) for n, row in enumerate(rows)))
+    made = probe_coreference.run(folder, [file], probe_coreference.Config(), store=store).artifact
+    assert (made.counts["questions"], made.counts["without_antecedent"]) == (1, 2)
+    assert made.counts["best"]["accuracy"] == 0, "even attention is a tie, and the token before is no candidate"
+    assert "2 pronouns have no antecedent among the candidates before it, or no other one" in table_of(made).notes[0]
+
+    file = written(tmp_path, "trees.conllu", CONLLU)
+    made = probe_dependencies.run(folder, [file], probe_dependencies.Config(), store=store).artifact
+    found = {(row["layer"], row["head"]): row for row in pq.read_table(made.path / "heads.parquet").to_pylist()}
+    # of six words two have their head before them, one of them beside it; the other four stand before their head, beside it
+    assert [found[0, 1][name] for name in probe_dependencies.UNITS] == pytest.approx([1 / 6, 4 / 6])
+    assert [made.counts["seen"][name] for name in probe_dependencies.UNITS] == pytest.approx([2 / 6, 4 / 6])
+    assert ("obj", "2", "0-1", "towards head", "50.0 %", "100.0 %", "50.0 %", "-1") in table_of(made).rows
+    assert "33.3 % from the word" in table_of(made).notes[-1]
+
+    with pytest.raises(InputError, match="--distractor after has no effect in a causal model"):
+        probe_reflexives.run(folder, None, probe_reflexives.Config(distractor="after"), store=store)
+    for line, bits in (
+        ("the man fed it the dog\t3\tthe man\tthe dog", 0),
+        ("the dog the man fed it\t5\tthe man\tthe dog", 1),
+    ):
+        file = written(tmp_path, "sentences.tsv", line + "\n")
+        made = probe_reflexives.run(folder, file, probe_reflexives.Config(distractor="none"), store=store).artifact
+        confusion = made.counts["confusion"]
+        assert (confusion["layers"][1], confusion["even"]) == (pytest.approx(bits, abs=1e-6),) * 2
+
+
+def test_discovery_proposes_what_a_head_of_a_decoder_does(store: Store, tmp_path: Path) -> None:
+    """One of twelve heads looks at the token before; training would refuse the next one."""
+    model = even_decoder(heads=6)
+    folder = saved(tmp_path / "llama", model)
+    plan = guidance.Plan((guidance.Guide("previous", "fix", layers=(1,), heads=(4,)),))
+    guidance.save(guidance.install(model, plan), folder)
+    text = written(tmp_path, "text.txt", "anna saw the dog .\nshe fed it .\nthe man was glad .\n" * 8)
+    scored = discover_score.run(folder, text, discover_score.Config(sequence_length=12), store=store).artifact
+    assert scored.counts["task"] == "causal-lm"
+    assert {tuple(each["heads"][0]) for each in scored.counts["candidates"]} == {(1, 4)}
+    assert "previous" in scored.counts["proposed"] and "next" not in scored.counts["proposed"]
+    accepted = discover_accept.run(scored.reference, store=store).artifact
+    found = guidance.Plan.load(str(accepted.path / "plan.toml"))
+    assert (found.guides[0].mechanism, found.guides[0].pattern) == ("fix", "previous")
+    with pytest.raises(PlanError, match="next"):
+        discover_accept.run(scored.reference, discover_accept.Config(patterns=["next"]), store=store)
+
+
 def test_attention_on_tokens_that_say_nothing(store: Store, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", matching())
     text = written(tmp_path, "text.txt", "anna saw the dog .\n")
@@ -724,13 +818,8 @@ def test_attention_on_tokens_that_say_nothing(store: Store, tmp_path: Path) -> N
 def test_a_head_of_a_decoder_that_looks_at_what_followed_is_an_induction_head(
     store: Store, tmp_path: Path, guide: Callable[..., Any]
 ) -> None:
-    """Queries of 0 look at all that they see alike; a plan fixes head 1 of layer 1 at what followed the query's token before."""
-    size = len(trainings.SPECIAL) + len(WORDS)
-    sizes = {"vocab_size": size, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.q_proj.weight.zero_()
+    """A plan fixes head 1 of layer 1 at what followed the query's token before."""
+    model = even_decoder()
     folder = saved(tmp_path / "llama", model)
     config = probe_induction.Config(sequences=4, length=5)
     plain = probe_induction.run(folder, config, store=store).artifact

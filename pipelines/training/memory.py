@@ -33,7 +33,8 @@ def checkpoint_activations(models: Iterable[Any]) -> None:
 
 
 def compile_model(model: nn.Module) -> None:
-    """Compile a model in place."""
+    """Compile a model in place; losses on raw scores read a number of rows off the batch, which stays in the graph."""
+    import torch
     from transformers import PreTrainedModel
     from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
@@ -41,4 +42,5 @@ def compile_model(model: nn.Module) -> None:
         # attacks read hidden states; torch.compile cannot trace the installation of the hooks that capture them
         if isinstance(module, PreTrainedModel) and getattr(module, "_can_record_outputs", None):
             maybe_install_capturing_hooks(module)
+    torch._dynamo.config.capture_scalar_outputs = True
     model.compile(backend=COMPILER)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from guidance.plan import Plan
 from tests.guidance.models import batch, inputs_of
-from tests.guidance.plans import EVERY, guide, installed, run
+from tests.guidance.plans import EVERY, PLANS, columns, guide, installed, run
 
 COMPILED = {
     "bert": "all mechanisms",
@@ -67,6 +68,31 @@ def test_every_family_is_compiled() -> None:
 @pytest.mark.parametrize("family", COMPILED)
 def test_a_whole_model_is_one_graph_and_gives_the_same_losses_and_gradients(family: str) -> None:
     _check(family, COMPILED[family], "aot_eager")
+
+
+@pytest.mark.one_in(10)
+@pytest.mark.parametrize("plan", PLANS)
+def test_passes_and_losses_of_a_step_have_no_graph_break(plan: str) -> None:
+    """What a step computes from a batch and its guidance, as one function; numbers that a batch gives stay in the graph, as in
+    `pipelines.training.memory.compile_model`."""
+    model, handle = installed("bert", plan, num_hidden_layers=1)
+    for module in (model, model.base_model):
+        maybe_install_capturing_hooks(module)
+    model.train()
+    inputs = {name: value for name, value in inputs_of("bert").items() if name != "labels"}
+    guidance = handle.guide(**inputs, **columns(inputs))
+    handle.alphas(0, 1)  # names the guides, which training has done before its first step
+
+    def step() -> Tensor:
+        total = model(**inputs, guidance=guidance).logits.float().square().mean() + guidance.loss()
+        if handle.attacks:
+            attack = guidance.attack()
+            total = total + model(**inputs, guidance=attack).logits.float().square().mean() + attack.loss()
+        return total
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        found = torch._dynamo.explain(step)()
+    assert (found.graph_count, found.graph_break_count) == (1, 0), found.break_reasons
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+import torch._dynamo.utils
 
 from guidance.errors import InputError, Interrupted
 from pipelines.progress import Progress
 from pipelines.stages import cooccurrence, corpus, dataset, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.training import preparation
+from pipelines.training import memory, preparation
 from pipelines.training.order import AnyOrder
 from tests import trainings
 from tests.generator_objectives import CONFLICT
@@ -213,6 +215,20 @@ def test_a_run_that_is_killed_twice_ends_with_the_same_bits(
     assert trainings.metrics(model(into)) == trainings.metrics(whole[1])
     for path in whole[1].rglob("*.safetensors"):
         assert (model(into) / path.relative_to(whole[1])).read_bytes() == path.read_bytes(), path
+
+
+@pytest.mark.every
+def test_losses_on_mispredictions_are_compiled_without_graph_breaks(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = torch._dynamo.utils.counters
+    monkeypatch.setattr(memory, "COMPILER", "eager")
+    for name, compiled in (("plain", False), ("compiled", True)):
+        torch._dynamo.reset()
+        counters.clear()
+        train(world, "mlm with conflicts", tmp_path / name, compile=compiled, steps=3)
+    assert counters["stats"]["unique_graphs"] and not counters["graph_break"]
+    assert_close(model(tmp_path / "compiled"), model(tmp_path / "plain"))
 
 
 @pytest.mark.parametrize("case", ["mlm", "electra with conflicts"])

@@ -33,7 +33,8 @@ from tests.guidance.plans import PLANS
 BASE, TINY = Size(layers=12, width=768, heads=12), Size(layers=2, width=64, heads=8)
 ROWS = {
     "plain": "no guide",
-    "neighbours": "`preset:neighbours`",
+    "mix": "`preset:neighbours`",
+    "neighbours": "`preset:neighbours-fixed`",
     "unparsed": "`preset:roles-unparsed`",
     "ag": "`preset:ag`",
     "kl": '`preset:ag` with `distance = "kl"`',

@@ -251,7 +251,7 @@ def plan_of(kind: str) -> Plan | None:
         "gaussian": "gaussian",
         "random": "random-mask",
         "unparsed": "roles-unparsed",
-        "neighbours": "neighbours",
+        "neighbours": "neighbours-fixed",
     }
     if kind == "kl":
         return Plan(tuple(replace(guide, options={"distance": "kl"}) for guide in Plan.load("preset:ag").guides))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 BUILTIN = "builtin:python-docs"
-PLAN = "preset:neighbours"
+PLAN = "preset:neighbours-fixed"
 VALID_SEQUENCES = 256
 SHOWN_TOKENS = 16
 """How many tokens the attention picture shows."""

@@ -510,7 +510,7 @@ def test_a_pattern_of_later_tokens_alone_is_refused_in_a_causal_model() -> None:
     for pattern in ("next", {"and": ["next", "next"]}):
         with pytest.raises(PlanError, match="names later tokens only"):
             install(bert_decoder(), Plan((guide("attention_loss", pattern, 0),)))
-    with pytest.raises(PlanError, match=r"guide 1 \(next\)"):
+    with pytest.raises(PlanError, match=r"guide 2 \(next\)"):
         install(bert_decoder(), Plan.load("preset:neighbours"))
     model = bert_decoder()
     handle = install(model, Plan((guide("fix", "next", 0, optional=True), guide("fix", "previous", 1))))

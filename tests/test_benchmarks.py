@@ -21,7 +21,7 @@ from benchmarks.finetuning import runs as finetuning
 from benchmarks.finetuning.tables import TABLES
 from benchmarks.heads import page as heads_page
 from benchmarks.heads.measured import NOVEL
-from benchmarks.trial import lasting
+from benchmarks.trial import decoders, lasting
 from benchmarks.trial import runs as trial
 from benchmarks.trial.page import as_markdown, draw
 from benchmarks.trial.uses import Use
@@ -196,7 +196,8 @@ def recorded(phase: str, run: trial.Run | Use, loss: float) -> dict[str, Any]:
     """The row of a run, as if it had been made."""
     row = {"phase": phase, "label": run.label, "seed": run.seed, "key": run.key}
     if isinstance(run, Use):
-        return row | {"scores": [0.5, 0.75]}
+        scores = {"BLiMP": [0.5], "induction": [0.01 * place for place in range(10)]}
+        return row | {"scores": scores.get(run.task, [0.5, 0.75])}
     row |= {"steps": run.steps, "loss": loss, "average": loss + 1, "seconds": 1.0}
     return row | {"valid": [[run.steps, loss]], "curve": [[1, 9.0], [run.steps // 2, loss + 1], [run.steps, loss]]}
 
@@ -205,8 +206,9 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
     """Everything is good at mixing values, best in the four lowest layers, beside fixed heads."""
     results = trial.Results([])
     made: dict[str, list[Any]] = {}
-    for phase in lasting.PHASES:
-        for group in lasting.PHASES[phase](results):
+    phases = {**lasting.PHASES, **decoders.PHASES}
+    for phase in phases:
+        for group in phases[phase](results):
             for place, run in enumerate(group):
                 good = sum(word in run.label for word in ("value", "first 4", "; fix"))
                 loss = 5.0 - good + 0.01 * place + (run.seed % 3) ** 2 / 2 * (run.label == "none")
@@ -217,7 +219,7 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
         "where": 9,
         "wide": 4,
         "together": 5,
-        "final": 12,
+        "final": 15,
         "own": 20,
         "final-roberta": 9,
         "final-oromo": 9,
@@ -227,6 +229,9 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
         "use-patterns": 14,
         "larger": 3,
         "longer": 2,
+        "causal-plain": 10,
+        "causal-final": 18,
+        "causal-use": 36,
     }
     winner = made["final"][2]
     assert winner.label == "mix of the value, first 4 layers; fix, all layers"
@@ -235,16 +240,20 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
     sham = made["final"][3].plan.guides
     assert [guide.pattern["where"] for guide in sham] == [f"distance == {d}" for d in (-7, 7, 7, -7)]
     assert winner.settings == {**made["plain"][0].settings, "evaluate_every": 600}
-    assert len({run.key for runs in made.values() for run in runs if isinstance(run, trial.Run)}) == 103
+    assert len({run.key for runs in made.values() for run in runs if isinstance(run, trial.Run)}) == 133
 
-    text = as_markdown(results, list(lasting.PHASES), {"books": {"unigram": 6.7, "neighbours": 3.0}}, {})
+    text = as_markdown(results, list(phases), {"books": {"unigram": 6.7, "neighbours": 3.0}}, {})
     assert "seed 4), is below that of word frequencies, both neighbours." in text
     lines = [line.split(" | ") for line in text.splitlines()]
-    ((_, lead, _, *rest),) = [cells for cells in lines if cells[0] == "| none" and len(cells) == 6]
+    (_, lead, _, *rest), _ = [cells for cells in lines if cells[0] == "| none" and len(cells) == 6]
     assert float(lead) == pytest.approx(3.0 - 0.02 + np.mean([0.5, 2.0, 0.0]), abs=1e-3) and rest[:2] == [
         "0.024",
         "0.024",
     ]
+    (rises,) = {
+        line.partition(" | ")[2] for line in text.splitlines() if line.startswith("| none (n = 3)") and "| 9 |" in line
+    }
+    assert rises == "0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |"
     draw(results, tmp_path / "trial.png", {})
     assert (tmp_path / "trial.png").stat().st_size > 10_000
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from guidance.attention.call import AttentionCall, heads_of
 from guidance.attention.logsumexp import beside_blocks, measure, reading_few
+from guidance.attention.reference import measurements
 from guidance.attention.sdpa import states_of
 from guidance.errors import InputError
 
@@ -45,12 +46,15 @@ def _measured(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     empty_B1Q1 = call.batch.empty(call.scope)
     output, lse_BhQ = _attend(call, heads, query, key, value, call.scale, with_lse=True)
 
-    def of_doubled_scores(query_BhQD: Tensor, key_BhKD: Tensor, at: tuple[int, ...]) -> Tensor:
-        some = tuple(heads[place] for place in at)
-        _, lse = _attend(call, some, query_BhQD, key_BhKD, heads_of(value, at), 2 * call.scale, with_lse=True)
-        return lse.masked_fill(empty_B1Q1[..., 0], 0.0)
+    lse_BhQ = lse_BhQ.masked_fill(empty_B1Q1[..., 0], 0.0)
 
-    measure(call, heads, query, key, lse_BhQ.masked_fill(empty_B1Q1[..., 0], 0.0), of_doubled_scores)
+    def squares(at: tuple[int, ...]) -> Tensor:
+        """exp(lse(2 s) - 2 lse(s)) of scores s."""
+        some, mine = tuple(heads[place] for place in at), (heads_of(states, at) for states in (query, key, value))
+        _, of_doubled = _attend(call, some, *mine, 2 * call.scale, with_lse=True)
+        return (of_doubled.masked_fill(empty_B1Q1[..., 0], 0.0) - 2 * heads_of(lse_BhQ, at)).exp()
+
+    measure(call, measurements(call, heads), query, key, lse_BhQ, squares)
     return output.masked_fill(empty_B1Q1, 0.0).transpose(1, 2)
 
 

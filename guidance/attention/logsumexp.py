@@ -1,13 +1,14 @@
 """The backend ``logsumexp``: PyTorch's fast kernel on a CPU for heads with losses, without a matrix of scores.
 
 With the scores s of a row and lse = log sum exp(s), the logarithm of a probability is s - lse.  So the losses read lse, which
-the kernel computes anyway, and the scores of the few keys that a pattern names; the sum of squared probabilities is
-``exp(lse(2 s) - 2 lse(s))``.  `fitting` says which heads can be computed so.  All others are left to `guidance.attention.blocks`.
+the kernel computes anyway, and the scores of the few keys that a pattern names.  Squared distances also read the sum of squared
+probabilities, which the kernel does not have: `AttentionWithSquares` computes their heads by blocks of queries.  `fitting` says
+which heads can be computed so.  All others are left to `guidance.attention.blocks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,49 +83,63 @@ def _fits(call: AttentionCall, target: Target) -> bool:
 
 
 def _attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
-    query, key, value = states_of(call, heads)
-    mask = None if call.mask_B1QK is None else call.batch.additive(call.mask_B1QK, query.dtype)
-    is_causal = mask is None and call.scope.is_causal
-    empty_B1Q = call.batch.empty(call.scope)[..., 0]
-    output, lse_BhQ = FlashAttention.apply(query, key, value, mask, is_causal, call.scale)
+    states, empty_B1Q = states_of(call, heads), call.batch.empty(call.scope)[..., 0]
+    measured = reference.measurements(call, heads)
+    squared = sorted({place for each in measured if isinstance(each.target, SquaredTarget) for place in each.at})
+    others = [place for place in range(len(heads)) if place not in squared]
+    is_causal = call.mask_B1QK is None and call.scope.is_causal
+    parts, squares_BhQ = [], None
+    if squared:
+        allowed_BQK = None if call.mask_B1QK is None else call.scope.allowed_BQK
+        mine = [heads_of(each, tuple(squared)) for each in states]
+        *part, squares_BhQ = AttentionWithSquares.apply(*mine, allowed_BQK, is_causal, call.scale)
+        parts.append(part)
+    if others:
+        mask = None if call.mask_B1QK is None else call.batch.additive(call.mask_B1QK, states[0].dtype)
+        mine = [heads_of(each, tuple(others)) for each in states]
+        parts.append(FlashAttention.apply(*mine, mask, is_causal, call.scale))
+    output, lse_BhQ = parts[0] if len(parts) == 1 else (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+    if (order := squared + others) != sorted(order):
+        places = [order.index(place) for place in range(len(heads))]
+        output, lse_BhQ = output[:, places], lse_BhQ[:, places]
     lse_BhQ = lse_BhQ.masked_fill(empty_B1Q, 0.0)
 
-    def of_doubled_scores(query_BhQD: Tensor, key_BhKD: Tensor, at: tuple[int, ...]) -> Tensor:
-        return LogSumExp.apply(query_BhQD, key_BhKD, mask, is_causal, 2 * call.scale).masked_fill(empty_B1Q, 0.0)
+    def squares(at: tuple[int, ...]) -> Tensor:
+        assert squares_BhQ is not None
+        return heads_of(squares_BhQ, positions(at, tuple(squared)))
 
-    measure(call, heads, query, key, lse_BhQ, of_doubled_scores)
+    measure(call, measured, *states[:2], lse_BhQ, squares)
     return output.masked_fill(empty_B1Q.unsqueeze(-1), 0.0).transpose(1, 2)
 
 
 def measure(
     call: AttentionCall,
-    heads: tuple[int, ...],
+    measured: Sequence[reference.Measurement],
     query_BhQD: Tensor,
     key_BhKD: Tensor,
     lse_BhQ: Tensor,
-    of_doubled_scores: Callable[[Tensor, Tensor, tuple[int, ...]], Tensor],
+    squares: Callable[[tuple[int, ...]], Tensor],
 ) -> None:
     """Keep the losses of `reading_few` heads, given the logarithms of the sums of the exponentials of their scores.
 
     Args:
+        measured: what is to be measured, with positions among these heads.
         lse_BhQ: at least float32, 0 for queries without a key.
-        of_doubled_scores: the same of twice the scores, from the queries and keys of some heads and their positions among all.
+        squares: from positions among the heads to the sums of their squared probabilities, (B, h, Q).
     """
-    measured, distances = reference.measurements(call, heads), []
+    distances = []
     with torch.autocast(call.query.device.type, enabled=False):
         for each in measured:
-            mine = heads_of(query_BhQD, each.at), heads_of(key_BhKD, each.at)
             target, lse = each.target, heads_of(lse_BhQ, each.at)
-            wide = [states.to(lse.dtype) for states in mine]
-            named = target.predicate.named_scores(wide[0], wide[1])
+            query, key = (heads_of(states, each.at).to(lse.dtype) for states in (query_BhQD, key_BhKD))
+            named = target.predicate.named_scores(query, key)
             logarithms = NamedScores(named.scores_BHQC * call.scale - lse.unsqueeze(-1), named.is_key_BQC)
             if isinstance(target, SquaredTarget):
-                of_squares = of_doubled_scores(*mine, each.at)
-                distances.append(target.from_squares((of_squares - 2 * lse).exp(), logarithms.mass()))
+                distances.append(target.from_squares(squares(each.at), logarithms.mass()))
             elif isinstance(target, DivergenceTarget):
                 mean_BhQ = None
                 if target.reads_all_keys:
-                    mean_BhQ = call.scale * _mean_score(wide[0], wide[1], call.scope.allowed_BQK) - lse
+                    mean_BhQ = call.scale * _mean_score(query, key, call.scope.allowed_BQK) - lse
                 distances.append(target.of_named(logarithms, mean_BhQ))
     reference.note(call, measured, distances)
 
@@ -172,23 +187,91 @@ def _extended(states_BhTD: Tensor, column: Tensor | float) -> Tensor:
     return extended
 
 
-class LogSumExp(torch.autograd.Function):
-    """The logarithms of the sums of the exponentials of scores."""
+BLOCK_ENTRIES = 1 << 18
+"""The scores of a block of `AttentionWithSquares`, in numbers: few enough for the caches of a core."""
+
+
+class AttentionWithSquares(torch.autograd.Function):
+    """Attention, the logarithms of the sums of its exponentials, and the sums of its squared probabilities, with gradients of all three.
+
+    It works on blocks of queries, and the backward pass computes each block anew.  With probabilities p, and gradients G of
+    the output O, g of lse and h of the sum of squares S, the gradient of a score is ``p (G v - G O + g + 2 h (p - S))``.
+    """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-        """Returns (B, h, Q), at least float32."""
-        _, lse_BhQ = _forward(query, key, key, 0.0, is_causal, attn_mask=mask, scale=scale)
-        ctx.save_for_backward(query, key, lse_BhQ, mask)
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        allowed_BQK: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the output, (B, h, Q, D), and lse and squares, (B, h, Q), at least float32; any numbers for queries without a key."""
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        wide_query, wide_key, wide_value = query.to(dtype) * scale, key.to(dtype), value.to(dtype)
+        output = torch.empty_like(query)
+        lse_BhQ, squares_BhQ = query.new_empty(2, *query.shape[:3], dtype=dtype)
+        for example, rows, keys in _blocks(query, key, is_causal):
+            scores_hRK = wide_query[example, :, rows] @ wide_key[example, :, keys].mT
+            _hide(scores_hRK, allowed_BQK, is_causal, example, rows)
+            highest_hR = scores_hRK.amax(-1)
+            attention_hRK = scores_hRK.softmax(-1)
+            lse_BhQ[example, :, rows] = highest_hR - attention_hRK.amax(-1).log()
+            squares_BhQ[example, :, rows] = torch.linalg.vector_norm(attention_hRK, dim=-1).square()
+            output[example, :, rows] = attention_hRK @ wide_value[example, :, keys]
+        ctx.save_for_backward(query, key, value, output, squares_BhQ, allowed_BQK)
         ctx.is_causal, ctx.scale = is_causal, scale
-        return lse_BhQ
+        return output, lse_BhQ, squares_BhQ
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_BhQ: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, lse_BhQ, mask = ctx.saved_tensors
-        grad, value = torch.zeros_like(query), torch.zeros_like(key)
-        grad[..., 0], value[..., 0] = grad_BhQ, 1
-        output = torch.zeros_like(query)
-        grads = _backward(grad, query, key, value, output, lse_BhQ, 0.0, ctx.is_causal, attn_mask=mask, scale=ctx.scale)
-        return (*grads[:2], None, None, None)
+    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor, grad_squares: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, squares_BhQ, allowed_BQK = ctx.saved_tensors
+        dtype = squares_BhQ.dtype
+        wide_query, wide_key, wide_value = query.to(dtype) * ctx.scale, key.to(dtype), value.to(dtype)
+        grad, twice = grad.to(dtype), 2 * grad_squares
+        same_BhQ1 = ((grad * output).sum(-1) - grad_lse + twice * squares_BhQ).unsqueeze(-1)
+        grad_query = torch.empty_like(wide_query)
+        grad_key, grad_value = torch.zeros_like(wide_key), torch.zeros_like(wide_value)
+        for example, rows, keys in _blocks(query, key, ctx.is_causal):
+            query_hRD, grad_hRD = wide_query[example, :, rows], grad[example, :, rows]
+            key_hKD, value_hKD = wide_key[example, :, keys], wide_value[example, :, keys]
+            scores_hRK = query_hRD @ key_hKD.mT
+            _hide(scores_hRK, allowed_BQK, ctx.is_causal, example, rows)
+            attention_hRK = scores_hRK.softmax(-1)
+            grad_value[example, :, keys].baddbmm_(attention_hRK.mT, grad_hRD)
+            grad_hRK = (grad_hRD @ value_hKD.mT).sub_(same_BhQ1[example, :, rows])
+            grad_hRK.addcmul_(attention_hRK, twice[example, :, rows, None]).mul_(attention_hRK)
+            grad_query[example, :, rows] = grad_hRK @ key_hKD
+            grad_key[example, :, keys].baddbmm_(grad_hRK.mT, query_hRD)
+        return (
+            (grad_query * ctx.scale).to(query.dtype),
+            grad_key.to(key.dtype),
+            grad_value.to(value.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _blocks(query: Tensor, key: Tensor, is_causal: bool) -> Iterator[tuple[int, slice, slice]]:
+    """The blocks of queries whose scores are computed together: example, queries, and the keys that any of them may see."""
+    batch, heads, queries, _ = query.shape
+    keys = key.shape[2]
+    num_rows = max(1, BLOCK_ENTRIES // (heads * keys))
+    for example in range(batch):
+        for start in range(0, queries, num_rows):
+            stop = min(start + num_rows, queries)
+            yield example, slice(start, stop), slice(0, stop if is_causal else keys)
+
+
+def _hide(scores_hRK: Tensor, allowed_BQK: Tensor | None, is_causal: bool, example: int, rows: slice) -> None:
+    """Give the keys that some queries may not see the lowest score, in place."""
+    lowest = torch.finfo(scores_hRK.dtype).min
+    if allowed_BQK is not None:
+        scores_hRK.masked_fill_(~allowed_BQK[example, rows], lowest)
+    elif is_causal:
+        is_later_RK = torch.ones_like(scores_hRK[0], dtype=torch.bool).triu(rows.start + 1)
+        scores_hRK.masked_fill_(is_later_RK, lowest)

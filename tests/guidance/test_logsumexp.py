@@ -21,6 +21,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     attend = logsumexp._attend
     monkeypatch.setattr(blocks, "SMALL", 0)
+    monkeypatch.setattr(logsumexp, "BLOCK_ENTRIES", 40)
     # one key is more than a thirtieth of so short a sequence
     monkeypatch.setattr("guidance.patterns.predicates.FEW", 0.5)
     monkeypatch.setattr(logsumexp, "_attend", lambda call, heads: (found.append(heads), attend(call, heads))[1])
@@ -127,21 +128,29 @@ def test_dropout_matrices_that_are_kept_and_patterns_of_many_keys_do_without(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_log_sum_exp_is_at_least_float32_and_has_the_gradient_of_torch(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("with_squares", [False, True])
+def test_log_sum_exp_and_squares_are_at_least_float32_and_have_the_gradients_of_torch(
+    with_squares: bool, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     query, key, value, wanted = torch.randn(4, 2, 3, 40, 16).to(dtype).unbind()
-    weights = torch.randn(2, 3, 40)
+    weights, of_squares = torch.randn(2, 2, 3, 40)
     given = [states.clone().requires_grad_() for states in (query, key, value)]
-    output, lse_BhQ = logsumexp.FlashAttention.apply(*given, None, False, 0.25)
-    twice_BhQ = logsumexp.LogSumExp.apply(*given[:2], None, False, 0.5)
-    assert lse_BhQ.dtype == twice_BhQ.dtype == torch.promote_types(dtype, torch.float32)
-    found = torch.autograd.grad((output * wanted).sum() + ((lse_BhQ - 3 * twice_BhQ) * weights).sum(), given)
+    if with_squares:
+        output, lse_BhQ, squares_BhQ = logsumexp.AttentionWithSquares.apply(*given, None, False, 0.25)
+        assert squares_BhQ.dtype == lse_BhQ.dtype
+    else:
+        output, lse_BhQ = logsumexp.FlashAttention.apply(*given, None, False, 0.25)
+        squares_BhQ = torch.zeros(())
+    assert lse_BhQ.dtype == torch.promote_types(dtype, torch.float32)
+    rows = lse_BhQ * weights + squares_BhQ * of_squares
+    found = torch.autograd.grad((output * wanted).sum() + rows.sum(), given)
     exact = [states.double().requires_grad_() for states in (query, key, value)]
     scores = exact[0] @ exact[1].mT / 4
-    rows = (scores.logsumexp(-1) - 3 * (2 * scores).logsumexp(-1)) * weights
-    expected = torch.autograd.grad((scores.softmax(-1) @ exact[2] * wanted).sum() + rows.sum(), exact)
+    exact_rows = scores.logsumexp(-1) * weights + with_squares * scores.softmax(-1).square().sum(-1) * of_squares
+    expected = torch.autograd.grad((scores.softmax(-1) @ exact[2] * wanted).sum() + exact_rows.sum(), exact)
     rounding = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}[dtype]
-    torch.testing.assert_close(lse_BhQ.double(), scores.logsumexp(-1).double(), rtol=1e-4, atol=min(rounding, 1e-4))
+    torch.testing.assert_close(rows.double(), exact_rows, rtol=1e-4, atol=min(rounding, 1e-4))
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.dtype == dtype
         torch.testing.assert_close(mine.double(), theirs, rtol=rounding, atol=rounding)

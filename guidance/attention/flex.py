@@ -50,7 +50,8 @@ def _measured(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
 
     def squares(at: tuple[int, ...]) -> Tensor:
         """exp(lse(2 s) - 2 lse(s)) of scores s."""
-        some, mine = tuple(heads[place] for place in at), (heads_of(states, at) for states in (query, key, value))
+        some = tuple(heads[place] for place in at)
+        mine = heads_of(query, at), heads_of(key, at), heads_of(value, at)
         _, of_doubled = _attend(call, some, *mine, 2 * call.scale, with_lse=True)
         return (of_doubled.masked_fill(empty_B1Q1[..., 0], 0.0) - 2 * heads_of(lse_BhQ, at)).exp()
 

@@ -156,8 +156,8 @@ class FlashAttention(torch.autograd.Function):
     """Attention and the logarithms of the sums of its exponentials, with gradients of both.
 
     The kernel's own backward pass takes no gradient of the second.  With probabilities p, gradients G of the output O, and g of lse, the
-    gradient of a score is ``p (G v - G O + g)``.  So g becomes one more column of G; that column is 1 in the
-    values, and 0 in O instead of 1.
+    gradient of a score is ``p (G v - G O + g)``.  The kernel reads O for the product G O alone, so it is given
+    ``O - g G / |G|^2``, whose product with G is ``G O - g``.
     """
 
     @staticmethod
@@ -173,18 +173,20 @@ class FlashAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_BhQ: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, lse_BhQ, mask = ctx.saved_tensors
-        inputs = [_extended(s, c) for s, c in ((grad, grad_BhQ), (query, 0.0), (key, 0.0), (value, 1.0), (output, 0.0))]
-        grads = _backward(*inputs, lse_BhQ, 0.0, ctx.is_causal, attn_mask=mask, scale=ctx.scale)
-        return (*(each[..., :-1] for each in grads), None, None, None)
-
-
-def _extended(states_BhTD: Tensor, column: Tensor | float) -> Tensor:
-    """States with one more channel."""
-    extended = states_BhTD.new_empty((*states_BhTD.shape[:-1], states_BhTD.shape[-1] + 1))
-    extended[..., :-1] = states_BhTD
-    extended[..., -1] = column
-    return extended
+        *states, lse_BhQ, mask = ctx.saved_tensors
+        dtype, own = lse_BhQ.dtype, grad.dtype  # half precision would round G O away beside g
+        grad, query, key, value, output = (each.to(dtype) for each in (grad, *states))
+        mask = None if mask is None else mask.to(dtype)
+        faint = torch.finfo(dtype).tiny ** 0.4  # its square can be divided by
+        squares_BhQ1 = grad.square().sum(-1, keepdim=True)
+        is_faint_BhQ1 = squares_BhQ1 < faint**2
+        if is_faint_BhQ1.any():  # such as those of outputs that nothing reads
+            grad = torch.where(is_faint_BhQ1, faint, grad)
+            squares_BhQ1 = torch.where(is_faint_BhQ1, faint**2 * grad.shape[-1], squares_BhQ1)
+        output = output.addcmul(grad, grad_BhQ.unsqueeze(-1) / squares_BhQ1, value=-1)
+        inputs = grad, query, key, value, output, lse_BhQ, 0.0, ctx.is_causal
+        grads = _backward(*inputs, attn_mask=mask, scale=ctx.scale)
+        return (*(each.to(own) for each in grads), None, None, None)
 
 
 BLOCK_ENTRIES = 1 << 18

@@ -156,6 +156,24 @@ def test_log_sum_exp_and_squares_are_at_least_float32_and_have_the_gradients_of_
         torch.testing.assert_close(mine.double(), theirs, rtol=rounding, atol=rounding)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_losses_reach_scores_of_rows_whose_outputs_nothing_reads(dtype: torch.dtype) -> None:
+    """Also where the gradients of outputs are much smaller than those of the loss, or nearly vanish."""
+    torch.manual_seed(0)
+    query, key, value, wanted = torch.randn(4, 1, 2, 6, 16).to(dtype).unbind()
+    wanted = wanted * torch.tensor([0.0, 1.0, 0.0, 1e-6, 1e-4, 1.0])[:, None].to(dtype)
+    weights = torch.tensor([1.0, -2.0, 3.0, 1.0, 1.0, 0.0])
+    given = [states.clone().requires_grad_() for states in (query, key, value)]
+    output, lse_BhQ = logsumexp.FlashAttention.apply(*given, None, False, 0.25)
+    found = torch.autograd.grad((output * wanted).sum() + (lse_BhQ * weights).sum(), given)
+    exact = [states.double().requires_grad_() for states in (query, key, value)]
+    scores = exact[0] @ exact[1].mT / 4
+    total = (scores.softmax(-1) @ exact[2] * wanted).sum() + (scores.logsumexp(-1) * weights).sum()
+    rounding = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    for mine, theirs in zip(found, torch.autograd.grad(total, exact), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=rounding, atol=rounding)
+
+
 @pytest.mark.parametrize("plan", [one("next"), one("first", **KL, boundary="uniform")], ids=["squared", "kl"])
 def test_under_autocast_losses_are_float32_and_near_those_of_float64(plan: Plan, served: list[Any]) -> None:
     inputs, found = batch((7, 5)), {}

@@ -18,7 +18,6 @@ from pipelines.searching.settings import PLAN
 from pipelines.stages import finetune, pretrain, search
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.topics import FINETUNE_TOPICS
-from pipelines.views.search_tables import search_tables
 
 SEARCH_TOPICS = {
     "Search": ("grid", "leave_one_out", "subsets", "folds", "fold_seed", "along", "limit"),
@@ -99,6 +98,8 @@ def _usual_names(text: str, kind: Any) -> str:
 
 def search_lines(found: Artifact) -> list[str]:
     """What a search has found: the validation of each setting, and the test metrics of those that were tested."""
+    from pipelines.views.search_tables import search_tables
+
     return [line for each in search_tables(found) for line in (*folded(each.titles, each.rows, None), *each.notes)]
 
 

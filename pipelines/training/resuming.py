@@ -44,7 +44,8 @@ def resumed(
     if unknown:
         raise UnknownName("setting", min(unknown), [*config.recipe(), "sequences", "plan", *_OPTIONAL])
     folder, about = _begun(stage, reference, store)
-    was, now = about["config"], config.recipe()
+    omitted = {name: type(config).model_fields[name].default for name in config.later}  # a recipe lacks these
+    was, now = omitted | about["config"], omitted | config.recipe()
     own = {"continued_from"}
     changed = {key: (was.get(key), now.get(key)) for key in {*was, *now} - own if was.get(key) != now.get(key)}
     for role in {*about["inputs"], *inputs}:

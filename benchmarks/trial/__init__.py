@@ -30,7 +30,9 @@ About what lasts (`lasting`):
               none, fixed heads and the winner on a RoBERTa-shaped model, in Oromo, and in Hausa, 1,200 steps
     patterns  the neighbours in the best place, and beside them patterns that places do not give, each with its sham, 3,000
               steps; one seed
-    use       the models of ``final`` on SST, TREC and BLiMP, those of ``final-hausa`` on named entities
+    use       the models of ``final`` on SST, TREC and BLiMP
+    use-hausa
+              the models of ``final-hausa`` on named entities in Hausa
     use-patterns
               the models of ``patterns`` on SST, and on BLiMP where no parser is needed
     larger    none, fixed heads and the winner with 12 layers x 256, 1,500 steps; one seed

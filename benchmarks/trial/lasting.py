@@ -234,11 +234,13 @@ def patterns(results: Results) -> Iterator[list[Run]]:
 
 
 def use(results: Results) -> Iterator[list[Use]]:
-    english, hausa = next(final(results)), next(final_hausa(results))
-    yield [
-        Use("use", f"{task}: {run.label}", run.seed, task, run) for task in ("SST", "TREC", "BLiMP") for run in english
-    ]
-    yield [Use("use", f"{task}: {run.label}", run.seed, task, run) for task in ("NER in Hausa",) for run in hausa]
+    runs = next(final(results))
+    yield [Use("use", f"{task}: {run.label}", run.seed, task, run) for task in ("SST", "TREC", "BLiMP") for run in runs]
+
+
+def use_hausa(results: Results) -> Iterator[list[Use]]:
+    (runs,) = final_hausa(results)
+    yield [Use("use-hausa", f"NER in Hausa: {run.label}", run.seed, "NER in Hausa", run) for run in runs]
 
 
 def use_of_patterns(results: Results) -> Iterator[list[Use]]:
@@ -276,6 +278,7 @@ PHASES = {
     "final-hausa": final_hausa,
     "patterns": patterns,
     "use": use,
+    "use-hausa": use_hausa,
     "use-patterns": use_of_patterns,
     "larger": larger,
     "longer": longer,

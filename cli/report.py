@@ -20,6 +20,7 @@ from pipelines.storage.names import check_name
     examples=[
         "guide report plain-0 plain-1 plain-2 guided-0 guided-1 guided-2",
         "guide report plain-0 guided-0 --paper a-table3 --name ag   # the paper's numbers beside ours",
+        "guide report plain-0 guided-0 --paper a-table6 --row 'plain-*=ELECTRA' --row 'guided-*=ELECTRA-AG'",
         "guide report evaluation/58a1 evaluation/9c0e probe/71f0 --out results",
         "guide report plain guided --json | jq .training",
     ],
@@ -38,6 +39,20 @@ def report_command(
     paper: Annotated[
         str | None, Option(metavar="TABLE", help="Table of a paper to put beside ours, such as a-table3 or e-table1.")
     ] = None,
+    row: Annotated[
+        list[str] | None,
+        Option(
+            metavar="PATTERN=ROW",
+            help="Row of that table beside which the runs stand whose names the pattern fits, such as '*-plain-*=RoBERTa-8-MLM' "
+            "(repeatable; the first that fits counts).",
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        Option(
+            metavar="PATTERN=COLUMN", help="Column of that table, likewise; not needed if it has only one (repeatable)."
+        ),
+    ] = None,
     name: Annotated[
         str | None, Option(metavar="NAME", help="Name of the page; by default that of the table, or report.")
     ] = None,
@@ -55,18 +70,27 @@ def report_command(
 
     Models that differ only in their seed are summarised as mean and sample standard deviation, and compared with the first ones by a
     paired t-test, as in guide compare --group; p-values are also corrected for the number of comparisons (Holm).  Evaluations of one
-    test set, and searches over the same data, are compared likewise.  With --paper the numbers of a published table stand beside ours.
+    test set, and searches over the same data, are compared likewise.  With --paper the numbers of a published table stand beside ours:
+    cell by cell where --row and --column say which runs are which row and column, and else one table below the other.  A setting of a
+    search is called NAME: SETTING, and an evaluation also by the name of its model.
     """
-    from pipelines import papers
     from pipelines.report import make
     from pipelines.report.given import KINDS
 
     name = check_name(name or paper or "report")
     if session.dry_run:
-        if paper:
-            papers.table(paper)
+        make.beside(paper, row or (), column or ())
         return dry_report(session, runs, *KINDS)
-    report, plans = make.make(runs, session.store, paper=paper, text=text, title=title, progress=session.progress)
+    report, plans = make.make(
+        runs,
+        session.store,
+        paper=paper,
+        rows=row or (),
+        columns=column or (),
+        text=text,
+        title=title,
+        progress=session.progress,
+    )
     page = make.write(report, plans, out, name)
     for note in report.facts["notes"]:
         session.tell(f"note: {note}")

@@ -15,6 +15,7 @@ from pipelines.report import attention, commands, methods, origin, published, re
 from pipelines.report.blocks import Report, Section, as_markdown, notes_of
 from pipelines.report.given import Runs, open_all
 from pipelines.report.page import as_html
+from pipelines.report.places import Places, places
 from pipelines.report.published import Ours
 from pipelines.storage.files import write_file
 from pipelines.storage.store import Store
@@ -28,6 +29,8 @@ def make(
     store: Store,
     *,
     paper: str | None = None,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
     text: str | None = None,
     title: str = "",
     progress: Progress | None = None,
@@ -37,14 +40,15 @@ def make(
     Args:
         references: names, ids or paths of models, searches, evaluations and probes.
         paper: a table whose numbers stand beside ours, such as ``a-table3``.
+        rows, columns: which runs are which row and column of it, each ``PATTERN=NAME``; see `pipelines.report.places`.
         text: what the models read for pictures of their attention.
 
     Raises:
         ArtifactMissing: there is no such run, or it is not finished.
-        InputError: an artifact of another kind.
-        UnknownName: there is no such table.
+        InputError: an artifact of another kind; rows or columns without a table, or without a ``=``.
+        UnknownName: there is no such table, row or column.
     """
-    table = papers.table(paper) if paper else None
+    table, placing = beside(paper, rows, columns)
     with ExitStack() as stack:
         runs = open_all(references, store, stack)
         notes: list[str] = []
@@ -57,7 +61,7 @@ def make(
         ]
         sections: list[Section] = [origin.lineage(runs)]
         if table is not None:
-            sections.append(published.section(table, _ours(runs, compared, parts)))
+            sections.append(published.section(table, _ours(runs, compared, parts), placing))
         sections += training.sections(compared, of_training)
         sections += [section for _, section, _, _ in parts]
         if (shown := attention.section(runs, text, notes)) is not None:
@@ -77,6 +81,16 @@ def make(
             "notes": notes,
         }
         return Report(title or _title(runs, table), _lead(runs), sections, facts), plans
+
+
+def beside(paper: str | None, rows: Sequence[str], columns: Sequence[str]) -> tuple[papers.PaperTable | None, Places]:
+    """The table of a paper, and which of its cells our runs stand beside.  Raises as `make` does."""
+    if paper:
+        table = papers.table(paper)
+        return table, places(table, rows, columns)
+    if rows or columns:
+        raise InputError("--row and --column say which runs are which row and column of a table", hint="--paper TABLE")
+    return None, Places()
 
 
 def _title(runs: Runs, table: papers.PaperTable | None) -> str:
@@ -106,7 +120,7 @@ def _ours(runs: Runs, compared: Sequence[tuple[training.Family, Comparison]], pa
         found += published.of_training(comparison, data, sizes)
     for part, _, tests, scored in parts:
         found += published.of_scores(scored, tests, runs.data_of(part[0].artifact.manifest))
-    return found
+    return [*found, *published.of_probes(runs)]
 
 
 def write(report: Report, plans: dict[str, bytes], folder: Path, name: str) -> Path:

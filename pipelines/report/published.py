@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from pipelines.papers import Number, PaperTable
 from pipelines.report.blocks import Block, Grid, Items, Prose, Section
+from pipelines.report.given import Runs
+from pipelines.report.places import Places
 from pipelines.report.results import Scored
 from pipelines.views.comparison import Comparison
-from pipelines.views.comparison_tables import Table, p_value, rounded
+from pipelines.views.comparison_tables import MISSING, Table, p_value, rounded
 from pipelines.views.evaluations import Tested
 from pipelines.views.figures import Summary
 
@@ -37,6 +39,11 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "Matthews correlation x100": ("matthews",),
     "Pearson correlation x100": ("pearson",),
     "Spearman x100": ("spearman",),
+    "antecedent selection accuracy, best head, ALL": ("best head: accuracy",),
+    **{
+        f"antecedent selection accuracy, best head, {kind.upper()}": (f"best head: {kind}",)
+        for kind in ("nominal", "pronominal", "proper")
+    },
 }
 """What our figures call the metrics of the papers, by their names in the tables; shares and ROUGE of ours are from 0 to 1."""
 
@@ -52,6 +59,7 @@ class Ours:
         figures: means and deviations over seeds.
         gains: differences from the baseline over pairs of seeds, each with its p-value; empty for the baseline.
         baseline: the label of the group that the gains are over.
+        names: of its runs, by which `Places` finds their row and column.
     """
 
     label: str
@@ -60,6 +68,7 @@ class Ours:
     figures: Mapping[str, Summary]
     gains: Mapping[str, tuple[Summary, float | None]]
     baseline: str = ""
+    names: Sequence[str] = ()
 
 
 def of_training(compared: Comparison, data: str, sizes: Mapping[str, str]) -> list[Ours]:
@@ -73,6 +82,7 @@ def of_training(compared: Comparison, data: str, sizes: Mapping[str, str]) -> li
             {name: row.summary[name] for name in LOSSES},
             {name: (row.difference[name], row.p[name]) for name in LOSSES} if row.group.label != base else {},
             base,
+            [curve.label for curve in row.group.curves],
         )
         for row in compared.rows
     ]
@@ -91,30 +101,46 @@ def of_scores(scored: Sequence[Scored], tests: Sequence[Tested], data: str) -> l
             if tested.other == each.label and tested.baseline == scored[0].label
         }
         figures = {name: each.summary(name) for name in each.metrics}
-        found.append(Ours(each.label, data, "", figures, gains, scored[0].label))
+        found.append(Ours(each.label, data, "", figures, gains, scored[0].label, each.names))
     return found
 
 
-def section(table: PaperTable, ours: Sequence[Ours]) -> Section:
-    """The whole table of a paper with our figures below it, and what the method gains there and here."""
+def of_probes(runs: Runs) -> list[Ours]:
+    """What the best heads found, in probes that ask a question."""
+    found = []
+    for each in runs.of("probe"):
+        counts = each.artifact.counts
+        best = {"accuracy": counts.get("best"), **counts.get("best_by", {})}
+        figures = {
+            f"best head: {name}": Summary.of([head[name]])
+            for name, head in best.items()
+            if head and head.get(name) is not None
+        }
+        found.append(Ours(each.label, f"probe {counts.get('probe', '')}", "", figures, {}, "", [each.label]))
+    return found
+
+
+def section(table: PaperTable, ours: Sequence[Ours], places: Places = Places()) -> Section:
+    """Our figures in the rows of the paper's that they correspond to, with what the method changes there and here; then the whole
+    table of the paper, and below it our figures that have no such row."""
     metrics = list(dict.fromkeys(number.metric for number in table.numbers))
     numeric = [name for name in metrics if any(n.number is not None for n in table.numbers if n.metric == name)]
-    measured = {name: _figure(name, ours) for name in numeric}
-    rows: list[list[str]] = []
-    for row, column in dict.fromkeys((number.row, number.column) for number in table.numbers):
-        cells = {n.metric: n for n in table.numbers if (n.row, n.column) == (row, column)}
-        rows.append(["paper", row, column, *(_printed(cells[name]) if name in cells else "" for name in metrics)])
-    blocks: list[Block] = []
-    shown = [each for each in ours if any(name in each.figures for name in measured.values() if name)]
+    measured = {name: figure for name in numeric if (figure := _figure(name, ours))}
+    shown = [each for each in ours if any(name in each.figures for name in measured.values())]
+    placed: dict[tuple[str, str], list[Ours]] = {}
     for each in shown:
-        cells_of_ours = [
-            _scaled(each.figures.get(measured.get(name) or "", Summary(())), _scale(name, table)) for name in metrics
-        ]
-        rows.append(["ours", each.label, ", ".join(filter(None, (each.data, each.size))), *cells_of_ours])
-    units = ", ".join(dict.fromkeys(n.unit for n in table.numbers if n.unit and n.unit not in ("label", "formula")))
-    caption = f"{table.source}: {table.shows} ({units}), and ours; ± standard deviation where there is one"
-    marked = [number for number, row in enumerate(rows) if row[0] == "ours"]
-    blocks.append(Grid("paper-beside-ours", Table(caption, ["", "model or method", "data", *metrics], rows), marked))
+        if (place := places.of(each.names)) is not None:
+            placed.setdefault(place, []).append(each)
+    beside = _beside(table, placed, measured)
+    blocks: list[Block] = []
+    if beside.cells:
+        blocks.append(Grid("paper-beside-ours", beside))
+        if (gains := _gains_beside(table, placed, measured)).cells:
+            blocks.append(Grid("paper-gains", gains))
+        if "p" not in gains.titles:
+            blocks.append(Prose(UNTESTED, note=True))
+    others = [each for each in shown if places.of(each.names) is None]
+    blocks.append(_whole(table, others, measured, metrics))
     if shown:
         blocks.append(Prose(_caution(table, shown), note=True))
     else:
@@ -125,16 +151,16 @@ def section(table: PaperTable, ours: Sequence[Ours]) -> Section:
                 note=True,
             )
         )
-    if table.pairs and shown:
-        tested = any(p is not None for each in shown for _, p in each.gains.values())
+    if table.pairs and others:
+        tested = any(p is not None for each in others for _, p in each.gains.values())
         caption = f"what the method of {table.source} changes: there, and here" + ", with p-values" * tested
-        titles = ["", "from", "to", "data", *(name for name, ours_too in measured.items() if ours_too)]
-        rows = _gains(table, shown, {name: each for name, each in measured.items() if each})
+        rows = _gains(table, others, measured)
         if rows:
             marked = [number for number, row in enumerate(rows) if row[0] == "ours"]
-            blocks.append(Grid("paper-gains", Table(caption, titles, rows), marked))
-            if not tested:
-                blocks.append(Prose("None of our differences is tested: that takes several seeds of each.", note=True))
+            titles = ["", "from", "to", "data", *measured]
+            blocks.append(Grid("paper-other-gains", Table(caption, titles, rows), marked))
+            if not tested and not beside.cells:
+                blocks.append(Prose(UNTESTED, note=True))
     notes: dict[str, list[str]] = {}
     for number in table.numbers:
         if number.note:
@@ -145,9 +171,94 @@ def section(table: PaperTable, ours: Sequence[Ours]) -> Section:
     return Section("paper", "The paper beside ours", blocks)
 
 
+UNTESTED = "None of our differences is tested: that takes several seeds of each."
+
+Placed = Mapping[tuple[str, str], Sequence[Ours]]
+"""Our figures by the row and the column of the paper's table that they stand beside."""
+
+
+def _beside(table: PaperTable, placed: Placed, measured: Mapping[str, str]) -> Table:
+    """Each number of the paper that we have measured too, with ours beside it."""
+    rows = []
+    for number in table.numbers:
+        for each in placed.get((number.row, number.column), ()):
+            summary = each.figures.get(measured.get(number.metric, ""))
+            if summary is not None and number.number is not None:
+                own = _scaled(summary, _scale(number.metric, table)) or MISSING
+                rows.append(
+                    [number.row, number.column, number.metric, _printed(number), own, each.label, _measured_on(each)]
+                )
+    caption = f"{table.source}: {table.shows} ({_units(table)}), and ours in the same rows; ± standard deviation where there is one"
+    return Table(caption, ["model or method", "data", "measure", "paper", "ours", "our runs", "our data"], rows)
+
+
+def _gains_beside(table: PaperTable, placed: Placed, measured: Mapping[str, str]) -> Table:
+    """What the method changes in the paper, and in our runs that stand beside both rows: those on the same data."""
+    values = {(n.row, n.column, n.metric): n for n in table.numbers if n.number is not None}
+    rows = []
+    for one, other in table.pairs:
+        for column in dict.fromkeys(number.column for number in table.numbers):
+            for first in placed.get((one, column), ()):
+                for second in placed.get((other, column), ()):
+                    if first.data != second.data:
+                        continue
+                    for metric, name in measured.items():
+                        before, after = (values.get((row, column, metric)) for row in (one, other))
+                        change = values.get((other, column, f"change in {metric}"))
+                        theirs = change.value if change else _minus(after, before)
+                        summary, p = _change(first, second, name)
+                        if theirs and summary.mean is not None:
+                            scale = _scale(metric, table)
+                            own = _scaled(summary, scale, "+")
+                            digits = len(theirs.partition(".")[2])
+                            apart = rounded(scale * summary.mean - float(theirs), f"+.{digits}f")
+                            rows.append(
+                                [one, other, column, metric, theirs, own, apart, "" if p is None else p_value(p)]
+                            )
+    titles = ["from", "to", "data", "measure", "paper", "ours", "ours − paper", "p"]
+    if not any(row[-1] for row in rows):
+        titles, rows = titles[:-1], [row[:-1] for row in rows]
+    tested = ", with the p-values of ours" if titles[-1] == "p" else ""
+    return Table(f"what the method of {table.source} changes: there, and here{tested}", titles, rows)
+
+
+def _change(first: Ours, second: Ours, name: str) -> tuple[Summary, float | None]:
+    """The mean difference of a figure between two groups of runs, with its p-value where it was tested."""
+    if second.baseline == first.label and name in second.gains:
+        return second.gains[name]
+    before, after = (each.figures.get(name, Summary(())).mean for each in (first, second))
+    return Summary((), None if before is None or after is None else after - before), None
+
+
+def _whole(table: PaperTable, others: Sequence[Ours], measured: Mapping[str, str], metrics: Sequence[str]) -> Grid:
+    """All numbers of the paper, and below them our figures that stand beside none of them."""
+    rows: list[list[str]] = []
+    for row, column in dict.fromkeys((number.row, number.column) for number in table.numbers):
+        cells = {n.metric: n for n in table.numbers if (n.row, n.column) == (row, column)}
+        rows.append(["paper", row, column, *(_printed(cells[name]) if name in cells else "" for name in metrics)])
+    for each in others:
+        cells_of_ours = [
+            _scaled(each.figures.get(measured.get(name, ""), Summary(())), _scale(name, table)) for name in metrics
+        ]
+        rows.append(["ours", each.label, _measured_on(each), *cells_of_ours])
+    caption = f"{table.source}: {table.shows} ({_units(table)}), the whole table" + (
+        ", and ours; ± standard deviation where there is one" if others else ""
+    )
+    marked = [number for number, row in enumerate(rows) if row[0] == "ours"]
+    return Grid("paper-table", Table(caption, ["", "model or method", "data", *metrics], rows), marked)
+
+
+def _units(table: PaperTable) -> str:
+    return ", ".join(dict.fromkeys(n.unit for n in table.numbers if n.unit and n.unit not in ("label", "formula")))
+
+
+def _measured_on(each: Ours) -> str:
+    return ", ".join(filter(None, (each.data, each.size)))
+
+
 def _caution(table: PaperTable, shown: Sequence[Ours]) -> str:
     theirs = ", ".join(dict.fromkeys(number.column for number in table.numbers))
-    own = "; ".join(dict.fromkeys(", ".join(filter(None, (each.data, each.size))) for each in shown))
+    own = "; ".join(dict.fromkeys(map(_measured_on, shown)))
     return (
         f"The paper measured models of its own size on its own data ({theirs}). Ours were measured on: {own or 'data that are not named'}. "
         "Unless data, size and steps are the same, values of the two cannot be compared; look at the sign and the size of the differences."

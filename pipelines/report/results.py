@@ -32,11 +32,13 @@ class Scored:
         label: of the group.
         seeds: of its members; None where a seed is not known.
         metrics: each metric with its values, in the order of ``seeds``.
+        names: what its runs are called: evaluations also as their models, settings of a search after its name.
     """
 
     label: str
     seeds: Sequence[int | None]
     metrics: Mapping[str, Sequence[float | None]]
+    names: Sequence[str] = ()
 
     def summary(self, metric: str) -> Summary:
         """Mean and sample standard deviation over seeds."""
@@ -73,7 +75,8 @@ def _scored(label: str, group: Sequence[Given], runs: Runs) -> Scored:
     metrics = [each.artifact.counts.get("metrics", {}) for each in group]
     names = [name for name in metrics[0] if any(isinstance(one.get(name), int | float) for one in metrics)]
     seeds = [model["config"].get("seed") if model else None for model in models]
-    return Scored(label, seeds, {name: [one.get(name) for one in metrics] for name in names})
+    called = [*(each.label for each in group), *(runs.name_of(model) for model in models if model)]
+    return Scored(label, seeds, {name: [one.get(name) for one in metrics] for name in names}, called)
 
 
 def metric_table(scored: Sequence[Scored], caption: str) -> Table:
@@ -190,19 +193,20 @@ def _measured(each: Given, prefix: str) -> list[Scored]:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in measured_runs(each.artifact):
         if of_all:
-            label = prefix + labels[row["setting"]]
+            setting = labels[row["setting"]]
         elif row["rows"] is not None:
-            label = prefix + rows_label(row["rows"], counts["rows"], bool(config.get("leave_one_out")))
+            setting = rows_label(row["rows"], counts["rows"], bool(config.get("leave_one_out")))
         else:
-            label = each.label
-        groups.setdefault(label, []).append(row)
+            setting = ""
+        groups.setdefault(setting, []).append(row)
     return [
         Scored(
-            label,
+            prefix + setting if setting else each.label,
             [row["seed"] for row in rows],
             {name: [row["test"][name] for row in rows] for name in rows[0]["test"]},
+            [f"{each.label}: {setting}" if setting else each.label],
         )
-        for label, rows in groups.items()
+        for setting, rows in groups.items()
     ]
 
 

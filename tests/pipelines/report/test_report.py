@@ -103,7 +103,7 @@ def test_means_beside_a_difference_are_those_of_its_pairs(store: Store, names: l
 
 
 def test_the_numbers_of_the_paper_stand_beside_ours_with_their_gains(report: Report) -> None:
-    beside, gains = grid(report, "paper-beside-ours"), grid(report, "paper-gains")
+    beside, gains = grid(report, "paper-table"), grid(report, "paper-other-gains")
     assert ["paper", "RoBERTa-16-MLM", "English", "6.40", "7.28", "6.67"] in beside.cells
     ours = {row[1]: row for row in beside.cells if row[0] == "ours"}
     assert ours["plain-*"][4] == "3.990 ± 0.014"
@@ -111,6 +111,75 @@ def test_the_numbers_of_the_paper_stand_beside_ours_with_their_gains(report: Rep
     assert ["paper", "RoBERTa-16-MLM", "RoBERTa-16-AG", "English", "-4.59", "-4.82", "-4.43"] in gains.cells
     final = next(row for row in gains.cells if row[0] == "ours")
     assert final[4].startswith("-0.550 ± 0.071 (p ")
+
+
+AG = ("plain-*=RoBERTa-8-MLM", "guided-*=RoBERTa-8-AG")
+
+
+def test_where_runs_are_rows_of_the_table_each_number_has_ours_in_its_row(store: Store, names: list[str]) -> None:
+    made, _ = make.make(names, store, paper="a-table3", rows=AG, columns=["*=Oromo"])
+    beside, gains = grid(made, "paper-beside-ours"), grid(made, "paper-gains")
+    assert beside.titles == ["model or method", "data", "measure", "paper", "ours", "our runs", "our data"]
+    assert [row[:6] for row in beside.cells[2:4]] == [
+        ["RoBERTa-8-MLM", "Oromo", "validation loss, final", "4.06", "3.990 ± 0.014", "plain-*"],
+        ["RoBERTa-8-AG", "Oromo", "validation loss, final", "3.93", "3.490 ± 0.014", "guided-*"],
+    ]
+    assert len(beside.cells) == 6 and all(row[6].endswith("1,234 parameters") for row in beside.cells)
+    valid = next(row for row in gains.cells if row[3] == "validation loss, final")
+    assert valid[:5] == ["RoBERTa-8-MLM", "RoBERTa-8-AG", "Oromo", "validation loss, final", "-0.13"]
+    assert valid[5:] == ["-0.500 ± 0.000", "-0.37", ""]  # equal differences have no p-value
+    p = paired_t([-0.5, -0.6]).p
+    assert next(row for row in gains.cells if row[3] == "train loss, final")[5:] == [
+        "-0.550 ± 0.071",
+        "-0.42",
+        f"{p:.3f}",
+    ]
+    assert {row[0] for row in grid(made, "paper-table").cells} == {"paper"}
+    rows = as_html(made).partition('id="paper"')[2]
+    assert (
+        '<td class="words">Oromo</td><td class="words">validation loss, final</td><td>4.06</td><td>3.990 ± 0.014</td>'
+        in rows
+    )
+    assert dict(made.files())["tables/paper-beside-ours.tex"].count(b"lllrrll") == 1
+
+
+def test_runs_without_a_row_of_the_table_stand_below_it(store: Store, names: list[str]) -> None:
+    made, _ = make.make(names, store, paper="a-table3", rows=["guided-0=RoBERTa-8-AG", *AG[:1]], columns=["*=Oromo"])
+    assert {row[5] for row in grid(made, "paper-beside-ours").cells} == {
+        "guided-*",
+        "plain-*",
+    }  # of a group one is enough
+    made, _ = make.make(names, store, paper="a-table3", rows=AG[:1], columns=["*=Oromo"])
+    assert [row[1] for row in grid(made, "paper-table").cells if row[0] == "ours"] == ["guided-*"]
+    made, _ = make.make(names, store, paper="a-table3", rows=AG)  # which language is not said
+    assert not [
+        block
+        for section in made.sections
+        for block in section.blocks
+        if getattr(block, "name", "") == "paper-beside-ours"
+    ]
+
+
+def test_a_change_that_the_paper_prints_stands_beside_our_difference(store: Store) -> None:
+    searches = {
+        name: searched(store, {name: [value]}, every=False, metric="f1") for name, value in (("x", 0.5), ("y", 0.6))
+    }
+    for name, search in searches.items():
+        store.add_name(f"e7-{name}", search)
+    rows = ["e7-x=Transformer", "e7-y=+ match (m)"]
+    made, _ = make.make(["e7-x", "e7-y"], store, paper="e-table7", rows=rows)  # of one column
+    assert [row[3:6] for row in grid(made, "paper-gains").cells] == [["F-1", "+0.051", "+0.100"]]
+    assert grid(made, "paper-gains").titles[-1] == "ours − paper"
+    assert [row[-1] for row in grid(made, "paper-gains").cells] == ["+0.049"]
+
+
+def test_a_setting_of_a_search_has_a_row_of_its_own(store: Store) -> None:
+    search = searched(store, {"a=1": [0.5, 0.6], "a=2": [0.6, 0.8]}, every=True)
+    rows = [f"{search.reference}: a?2=Transformer-Guided-Attn (ours)", "*: *=Transformer [19]"]
+    made, _ = make.make([search.reference], store, paper="b-table3", rows=rows, columns=["*=CR"])
+    assert [row[4] for row in grid(made, "paper-beside-ours").cells] == ["55.0 ± 7.1", "70.0 ± 14.1"]
+    (gain,) = grid(made, "paper-gains").cells
+    assert gain[3:] == ["accuracy", "+2.4", "+15.0", "+12.6", f"{paired_t([0.1, 0.2]).p:.3f}"]
 
 
 def test_without_a_figure_of_the_table_the_report_says_so(store: Store, names: list[str]) -> None:
@@ -294,7 +363,9 @@ def test_models_that_cannot_be_compared_are_reported_apart(store: Store, names: 
     assert any("has no learning curve" in note for note in made.facts["notes"])
 
 
-def searched(store: Store, tested: dict[str, list[float]], *, every: bool, **about: Any) -> Artifact:
+def searched(
+    store: Store, tested: dict[str, list[float]], *, every: bool, metric: str = "accuracy", **about: Any
+) -> Artifact:
     """A search over these settings, each with the test metric of its seeds; the first is chosen, and tested alone unless ``every``."""
     best = next(iter(tested))
     rows = [
@@ -309,7 +380,7 @@ def searched(store: Store, tested: dict[str, list[float]], *, every: bool, **abo
             "valid": 1.0,
         }
         | {"selected_on": True, "chosen": setting == best, "evaluation": "e" if every or setting == best else None}
-        | {"test/accuracy": value if every or setting == best else None}
+        | {f"test/{metric}": value if every or setting == best else None}
         for setting, values in tested.items()
         for seed, value in enumerate(values)
     ]
@@ -318,7 +389,7 @@ def searched(store: Store, tested: dict[str, list[float]], *, every: bool, **abo
     manifest = {"stage": "search", "stage_version": 1, "config": config, "inputs": inputs, **about}
     settings = {setting: {"mean": 1.0, "sd": 0.0, "chosen": 3 * (setting == best)} for setting in tested}
     with store.build("search", digest([tested, every]), manifest) as out:
-        schema = run_schema(["accuracy"])
+        schema = run_schema([metric])
         with out.parquet("runs.parquet", schema) as writer:
             writer.write_table(pa.Table.from_pylist(rows, schema))
         out.counts |= {
@@ -339,7 +410,7 @@ def test_settings_of_a_search_are_summarised_and_tested_over_seeds(store: Store)
     (tested,) = made.facts["comparisons"]
     assert tested["difference"]["p"] == pytest.approx(paired_t([0.1, 0.2, 0.1]).p)
     assert grid(made, "search-1-metrics").cells == [["a=1", "3", "0.6000 ± 0.1000"], ["a=2", "3", "0.7333 ± 0.1155"]]
-    assert [row[3] for row in grid(made, "paper-beside-ours").cells if row[0] == "ours"] == [
+    assert [row[3] for row in grid(made, "paper-table").cells if row[0] == "ours"] == [
         "60.0 ± 10.0",
         "73.3 ± 11.5",
     ]
@@ -349,7 +420,7 @@ def test_settings_of_a_search_are_summarised_and_tested_over_seeds(store: Store)
 def test_of_one_run_each_a_gain_has_no_p_value(store: Store) -> None:
     searches = [searched(store, {"a=1": [value]}, every=False).reference for value in (0.5, 0.6)]
     made, _ = make.make(searches, store, paper="b-table3")
-    assert [row[-1] for row in grid(made, "paper-gains").cells if row[0] == "ours"] == ["+10.0"]
+    assert [row[-1] for row in grid(made, "paper-other-gains").cells if row[0] == "ours"] == ["+10.0"]
     assert "None of our differences is tested" in as_markdown(made, "x")
 
 
@@ -422,6 +493,14 @@ def bad(guide: Guide, store: Store, *arguments: object) -> Any:
 def test_bad_inputs_are_answered_in_a_line(store: Store, names: list[str], guide: Guide, tmp_path: Path) -> None:
     assert "no artifact 'nothing'" in bad(guide, store, "nothing")
     assert "did you mean 'a-table3'?" in bad(guide, store, names[0], "--paper", "a-table33")
+    assert "did you mean 'RoBERTa-8-AG'?" in bad(
+        guide, store, names[0], "--paper", "a-table3", "--row", "*=RoBERTa-8-AF"
+    )
+    assert "did you mean 'Oromo'?" in bad(
+        guide, store, names[0], "--paper", "a-table3", "--column", "*=Oroma", "--dry-run"
+    )
+    assert "--row '*-plain-*=RoBERTa-8-MLM'" in bad(guide, store, names[0], "--paper", "a-table3", "--row", "plain-0")
+    assert "--paper TABLE" in bad(guide, store, names[0], "--row", "plain-0=RoBERTa-8-MLM")
     data = trainings.sequences(store, train=4, valid=2)
     assert "of kind sequences; a report is about models" in bad(guide, store, names[0], data.reference)
     assert "is not finished" in bad(guide, store, runs.going(store, runs.metrics([3.0])))

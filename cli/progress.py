@@ -6,6 +6,7 @@ Both say the same: ``220 of 400 steps, 55 %, 2.1 steps/s, 0:01:26 left``, and a 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -140,7 +141,10 @@ class _Messages(logging.Handler):
 
 
 def set_up_logging(*, quiet: bool = False, verbose: bool = False) -> None:
-    """Send log messages of the stages to stderr: warnings always, progress unless ``quiet``."""
-    log.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
+    """Send log messages of the stages to stderr: warnings always, progress unless ``quiet``.  Under ``torchrun`` the first process
+    speaks for all, which would say the same."""
+    is_first = os.environ.get("RANK", "0") == "0"
+    level = logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO
+    log.setLevel(level if is_first else logging.ERROR)
     log.propagate = False
     log.handlers = [*(handler for handler in log.handlers if not isinstance(handler, _Messages)), _Messages()]

@@ -117,7 +117,7 @@ def edit_manifest() -> Callable[..., None]:
     return edit
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def every(pytestconfig: pytest.Config) -> bool:
     """Whether ``--every`` asks for all cases, for tests that go through many themselves."""
     return bool(pytestconfig.getoption("--every"))

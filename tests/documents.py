@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +64,25 @@ def lay_out(store: Store, data: Artifact, tokenizer: str, split: str, **settings
     made = sequences.run(data.reference, tokenizer, config, store=store).artifact
     found: list[dict[str, Any]] = pq.read_table(made.path / f"{split}.parquet").to_pylist()
     return found
+
+
+def articles(folder: Path, number: int, seed: int) -> Path:
+    """Documents whose summary is the one sentence that begins with ``news``."""
+    shuffled = random.Random(seed)
+    rows = []
+    for _ in range(number):
+        sentences = shuffled.sample([*itertools.chain(*TOPICS.values())], 4)
+        news = "news " + " ".join(shuffled.choices(["red", "blue", "green", "gold", "pink", "grey"], k=6))
+        sentences.insert(shuffled.randrange(5), news)
+        rows.append({"text": sentences, "summary": news})
+    return write(folder / f"articles-{seed}.jsonl", "\n".join(map(json.dumps, rows)))
+
+
+def sections(folder: Path, number: int, seed: int) -> Path:
+    """Documents of three sections about different topics, each of which begins with ``chapter``."""
+    shuffled = random.Random(seed)
+    for place in range(number):
+        topics = shuffled.sample(list(TOPICS.values()), 3)
+        parts = ["chapter " + "\n".join(shuffled.sample(topic, shuffled.choice((2, 3)))) for topic in topics]
+        write(folder / f"sections-{seed}/{place}.ref", "\n==========\n".join(parts))
+    return folder / f"sections-{seed}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 from pydantic import Field
@@ -87,6 +91,34 @@ def processes(world: int, function: Callable[[int], object], *, seconds: int = 6
         return work
 
     return [wait_for(pid) for pid in [start(child(rank)) for rank in range(world)]]
+
+
+def torchrun(
+    world: int, command_lines: Sequence[Sequence[str]], folder: Path, *, seconds: int = 300
+) -> CompletedProcess[str]:
+    """Run command lines of ``guide`` one after the other in the processes of one ``torchrun``, which starts once for all."""
+    (folder / "command-lines").write_text("".join(json.dumps(line) + "\n" for line in command_lines))
+    given = ["--nproc-per-node", str(world), "-m", "tests.command_lines", str(folder / "command-lines")]
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *given],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+def flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as a command line gives them."""
+    named = {"--" + name.replace("_", "-"): value for name, value in settings.items() if value not in ("", [])}
+    values = {flag: value if isinstance(value, list) else [value] for flag, value in named.items()}
+    return [
+        part
+        for flag, given in values.items()
+        for one in given
+        for part in ([flag] if one is True else [flag, str(one)])
+    ]
 
 
 KILLED = -signal.SIGKILL

@@ -87,6 +87,14 @@ def test_messages_are_shown_by_level(capsys):
         assert capsys.readouterr().err.splitlines() == expected
 
 
+def test_only_the_first_process_of_torchrun_speaks(capsys, monkeypatch):
+    for rank, expected in (("0", ["warning: one"]), ("1", [])):
+        monkeypatch.setenv("RANK", rank)
+        set_up_logging()
+        logging.getLogger("guide").warning("one")
+        assert capsys.readouterr().err.splitlines() == expected
+
+
 def test_rate_and_time_left_exclude_the_work_of_an_earlier_run(clock, capsys):
     with ConsoleProgress().task("Training", total=400, unit="steps", done=200) as task:
         for _ in range(10):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import shlex
 import shutil
 import signal
@@ -28,7 +26,7 @@ from pipelines.training.task import Prediction
 from pipelines.training.tasks.segmentation import Segmentation
 from pipelines.training.tasks.summarization import Summarization
 from tests import trainings
-from tests.documents import TOPICS, make, write
+from tests.documents import articles, make, sections, write
 from tests.finetunings import train
 from tests.shared import shared
 from tests.trainings import At, one_thread, send
@@ -39,28 +37,6 @@ __all__ = ["one_thread"]
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(tmp_path_factory.mktemp("documents") / "artifacts")
-
-
-def articles(folder: Path, number: int, seed: int) -> Path:
-    """Documents whose summary is the one sentence that begins with ``news``."""
-    shuffled = random.Random(seed)
-    rows = []
-    for _ in range(number):
-        sentences = shuffled.sample([*itertools.chain(*TOPICS.values())], 4)
-        news = "news " + " ".join(shuffled.choices(["red", "blue", "green", "gold", "pink", "grey"], k=6))
-        sentences.insert(shuffled.randrange(5), news)
-        rows.append({"text": sentences, "summary": news})
-    return write(folder / f"articles-{seed}.jsonl", "\n".join(map(json.dumps, rows)))
-
-
-def texts(folder: Path, number: int, seed: int) -> Path:
-    """Documents of three sections about different topics, each of which begins with ``chapter``."""
-    shuffled = random.Random(seed)
-    for place in range(number):
-        topics = shuffled.sample(list(TOPICS.values()), 3)
-        sections = ["chapter " + "\n".join(shuffled.sample(topic, shuffled.choice((2, 3)))) for topic in topics]
-        write(folder / f"texts-{seed}/{place}.ref", "\n==========\n".join(sections))
-    return folder / f"texts-{seed}"
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +50,7 @@ def summaries(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Artifac
 @pytest.fixture(scope="module")
 def segments(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     folder = tmp_path_factory.mktemp("segments")
-    return make(store, texts(folder, 24, 1), test=texts(folder, 6, 2), format="choi", valid_fraction=0.2)
+    return make(store, sections(folder, 24, 1), test=sections(folder, 6, 2), format="choi", valid_fraction=0.2)
 
 
 def measured(store: Store, model: Artifact, data: Artifact, **settings: Any) -> tuple[Artifact, list[dict[str, Any]]]:
@@ -195,7 +171,7 @@ def test_the_commands_of_the_page_run(title: str, guide: Callable[..., Any], tmp
         pytest.importorskip("rouge_score")
         articles(tmp_path, 12, 1).rename(tmp_path / "papers.jsonl")
     else:
-        texts(tmp_path, 20, 1).rename(tmp_path / "texts")
+        sections(tmp_path, 20, 1).rename(tmp_path / "texts")
     page = (Path(__file__).resolve().parents[3] / "docs/finetuning.md").read_text(encoding="utf-8")
     commands = page.split(f"## {title}\n")[1].split("```bash\n")[1].split("```")[0].splitlines()
     tiny = "--steps 2 --layers 1 --hidden 16 --heads 4 --ffn 16"

@@ -1,10 +1,12 @@
-"""Every objective learns the same with one process or two, in one micro-batch or four, and after being killed twice.
+"""Every objective and every task learns the same with one process or two, in one micro-batch or four, and after being killed twice.
 
-A new objective is a new row of `CASES`.
+A new objective or task is a new row of `CASES`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import random
@@ -19,20 +21,21 @@ import torch._dynamo.utils
 
 from guidance.errors import InputError, Interrupted
 from pipelines.progress import Progress
-from pipelines.stages import cooccurrence, corpus, dataset, pretrain, sequences, tokenizer
+from pipelines.stages import cooccurrence, corpus, dataset, finetune, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training import memory, preparation
 from pipelines.training.order import AnyOrder
 from tests import trainings
+from tests.documents import articles, make, sections, write
 from tests.generator_objectives import CONFLICT
-from tests.tiny import KILLED, in_child, processes
+from tests.tiny import KILLED, flags, in_child, processes, torchrun
 from tests.trainings import At, assert_close, one_thread, send  # noqa: F401
 
 
 class Case(NamedTuple):
-    """A training: on ``words``, sequences of text, ``documents``, which end with their document, or ``pairs``, of parallel text;
-    ``plan`` is a preset or TOML."""
+    """A training: on ``words``, sequences of text, ``documents``, which end with their document, or ``pairs``, of parallel text, or
+    on the examples of a task; ``plan`` is a preset or TOML."""
 
     data: tuple[str, ...]
     settings: Mapping[str, Any] = {}
@@ -63,6 +66,9 @@ distance = "kl"
 heads = [1]
 weight = 0.5
 """
+MIX = '[[guide]]\npattern = "previous"\nmechanism = "mix"\nof = ["stream"]\n'
+PAL = '[pal]\nwidth = 8\nheads = 2\ndropout = 0.0\n[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = ["pal:0"]\n'
+SENTENCES = '[[guide]]\npattern = "same_segment"\nmechanism = "mask"\nheads = "all"\n'
 SEGMENTS = '[[guide]]\npattern = "same_segment"\nmechanism = "attention_loss"\nheads = [0]\nweight = 1.0\n'
 ELECTRA: dict[str, Any] = {"objective": "electra", "mask_probability": 0.3}
 CASES = {
@@ -80,6 +86,15 @@ CASES = {
     "clm": Case(("words",), {"objective": "clm", "batch_tokens": 100}, "preset:ag-causal"),
     "clm, attacked": Case(("words",), {"objective": "clm", "architecture": "gpt2"}, ADVERSARY),
     "translation": Case(("pairs",), {"objective": "translation", "bucket": True}, "preset:ag-translation"),
+    "classification": Case(("reviews",), {"batch_tokens": 50}, "preset:asa"),
+    "classification, freelb": Case(("reviews",), {"adversarial": "freelb"}, "preset:ag"),
+    "classification, smart": Case(("reviews",), {"adversarial": "smart"}, "preset:ag"),
+    "classification, bilstm": Case(("reviews",), {"architecture": "bilstm"}),
+    "regression": Case(("scores",), {"select": "pearson"}, MIX),
+    "choice": Case(("questions",), plan="preset:ag"),
+    "tagging": Case(("tags",), plan=PAL),
+    "summarization": Case(("summaries",), plan=SENTENCES),
+    "segmentation": Case(("segments",), {"max_length": 8}, "preset:ag"),
 }
 
 EXACT: dict[str, Any] = {
@@ -101,6 +116,8 @@ class World(NamedTuple):
     folder: Path
     data: Mapping[str, Artifact]
     counts: Artifact
+    words: Mapping[str, Artifact]
+    """The tokenizers of the data of tasks."""
 
 
 @pytest.fixture(scope="module")
@@ -139,21 +156,65 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     parallel = dataset.run(files["source"], dataset.Config(), pairs=files["target"], store=store).reference
     both = tokenizer.run(parallel, words, store=store).reference
     data["pairs"] = sequences.run(parallel, both, sequences.Config(packing="pairs", max_length=8), store=store).artifact
-    return World(folder, data, counts.artifact)
+    tasks = examples(store, folder)
+    tokenizers = {name: tokenizer.run(made.reference, words, store=store).artifact for name, made in tasks.items()}
+    return World(folder, data | tasks, counts.artifact, tokenizers)
+
+
+def examples(store: Store, folder: Path) -> dict[str, Artifact]:
+    """A dataset for every task, in two splits that are not multiples of two."""
+
+    def built(name: str, text: str, **settings: Any) -> Artifact:
+        path = write(folder / name, text)
+        return dataset.run(
+            {"train": [str(path)]}, dataset.Config(**{"valid_fraction": 0.2} | settings), store=store
+        ).artifact
+
+    texts = [f"{'very ' * (n % 5)}good number {n}" for n in range(35)]
+    questions = [
+        {"text": f"ball {n}", "choices": [f"{n + k}" for k in range(2 + n % 2)], "label": 0} for n in range(35)
+    ]
+    words = [("Ada", "B-PER"), ("Lovelace", "I-PER"), ("went", "O"), ("to", "O"), ("Paris", "B-LOC")]
+    return {
+        "reviews": built("reviews.csv", "text,label\n" + "".join(f"{t},{n % 3}\n" for n, t in enumerate(texts))),
+        "scores": built("scores.csv", "text,label\n" + "".join(f"{t},{t.count('very') / 2}\n" for t in texts)),
+        "questions": built("questions.jsonl", "\n".join(map(json.dumps, questions)), choices_column="choices"),
+        "tags": built(
+            "tags.conll",
+            "\n".join(f"{word}\t{tag}{chr(10) * (word == 'Paris')}" for n in range(35) for word, tag in words[n % 4 :]),
+            format="conll",
+        ),
+        "summaries": make(
+            store, articles(folder, 35, 1), summary_column="summary", summary_sentences=1, valid_fraction=0.2
+        ),
+        "segments": make(store, sections(folder, 12, 1), format="choi", valid_fraction=0.2),
+    }
+
+
+def settings_of(world: World, case: str, into: Path, **changes: Any) -> dict[str, Any]:
+    """The settings of a case that is trained into a store, which gets the datasets of tasks."""
+    into.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (into / "corpus").symlink_to(world.folder / "artifacts/corpus")
+    data, settings, plan, counts = CASES[case]
+    if plan and not plan.startswith("preset:"):
+        plan = str(write(into.parent / f"{into.name}.toml", plan))
+    tokenizer = {"tokenizer": str(world.words[data[0]].path)} if data[0] in world.words else {}
+    counted = {"cooccur": str(world.counts.path)} if counts else {}
+    return {**trainings.TINY, **EXACT, **tokenizer, **settings, "plan": plan, **counted, **changes}
 
 
 def train(
     world: World, case: str, into: Path, on: tuple[str, ...] = (), *, progress: Progress | None = None, **changes: Any
 ) -> None:
     """Train a case into a store, under `processes` as one of the processes."""
-    data, settings, plan, counts = CASES[case]
-    data = on or data
-    if plan and not plan.startswith("preset:"):
-        (into.parent / f"{into.name}.toml").write_text(plan)
-        plan = str(into.parent / f"{into.name}.toml")
-    given = {**EXACT, **settings, "plan": plan, **({"cooccur": str(world.counts.path)} if counts else {}), **changes}
-    references = [str(world.data[name].path) for name in data]
-    pretrain.run(references, trainings.config(**given), store=Store(into), progress=progress)
+    data = on or CASES[case].data
+    settings, store = settings_of(world, case, into, **changes), Store(into)
+    if data[0] in world.words:
+        finetune.run(world.data[data[0]].reference, finetune.Config(**settings), store=store, progress=progress)
+    else:
+        references = [str(world.data[name].path) for name in data]
+        pretrain.run(references, pretrain.Config(**settings), store=store, progress=progress)
 
 
 def model(store: Path) -> Path:
@@ -192,15 +253,28 @@ def test_objectives_whose_sequences_hold_several_texts_are_not_packed(world: Wor
         train(world, "mlm+nsp", tmp_path / "nsp", packing="documents")
 
 
-@pytest.mark.one_in(3)
-def test_two_processes_learn_the_same_as_one(world: World, whole: tuple[str, Path], tmp_path: Path) -> None:
-    def work(rank: int) -> None:
-        for parts in (1, 4):
-            train(world, whole[0], tmp_path / str(parts), micro_batches=parts)
+@pytest.fixture(scope="module")
+def of_two_processes(world: World, every: bool) -> Mapping[str, Path]:
+    """The folders in which ``torchrun`` has trained every case in two processes."""
+    ways = {"four": {"micro_batches": 4}} | ({"one": {"micro_batches": 1}} if every else {})
+    command_lines = []
+    for way, changes in ways.items():
+        for case in CASES:
+            into = world.folder / f"{way}-of-two-{case}"
+            settings = settings_of(world, case, into, **changes)
+            command = "finetune" if CASES[case].data[0] in world.words else "pretrain"
+            data = [world.data[name] for name in CASES[case].data]
+            references = [made.reference if command == "finetune" else str(made.path) for made in data]
+            command_lines.append([command, *references, "--store", str(into), *flags(settings)])
+    ended = torchrun(2, command_lines, world.folder)
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stdout.splitlines()) == len(command_lines), "only the first process names what was made"
+    return {way: world.folder / f"{way}-of-two" for way in ways}
 
-    assert processes(2, work) == [0, 0]
-    for parts in (1, 4):
-        assert_close(model(tmp_path / str(parts)), whole[1])
+
+def test_two_processes_learn_the_same_as_one(whole: tuple[str, Path], of_two_processes: Mapping[str, Path]) -> None:
+    for folder in of_two_processes.values():
+        assert_close(model(folder.with_name(f"{folder.name}-{whole[0]}")), whole[1])
 
 
 @pytest.mark.one_in(3)

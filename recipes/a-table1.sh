@@ -38,4 +38,6 @@ for task in $tasks; do
     keep search "$data" "$@" --seeds "$SEEDS" --init "$(at "${model#*=}")" --name "a1-$task-${model%%=*}"
   done
 done
-report a-table1
+report a-table1 --column 'a1-sst*=SST-2' --column 'a1-mrpc-*=MRPC' --column 'a1-qnli-*=QNLI' \
+  --row '*-none=No PT (Kovaleva et al., 2019)' --row '*-chinese=Chinese PT (Devlin, 2020)' \
+  --row '*-french=French PT (Martin et al., 2019)' --row '*-english=English PT (Devlin et al., 2018a)'

@@ -41,4 +41,9 @@ for text in $texts; do
     done
   done
 done
-report a-table3
+set --
+for layers in 8 12 16; do
+  set -- "$@" --row "*-$layers-none-*=RoBERTa-$layers-MLM" --row "*-$layers-ag-*=RoBERTa-$layers-AG"
+done
+report a-table3 "$@" --column 'a3-python-docs-*=English' --column 'a3-*.en-*=English' --column 'a3-*.tl-*=Filipino' \
+  --column 'a3-*.om-*=Oromo'

@@ -55,4 +55,9 @@ for text in $languages; do
     done
   done
 done
-report a-table4
+set --
+for layers in 8 12 16; do
+  set -- "$@" --row "*-$layers-none=RoBERTa-$layers-MLM" --row "*-$layers-ag=RoBERTa-$layers-AG"
+done
+report a-table4 "$@" --column 'a4-qnli-*=English QNLI' --column 'a4-qqp-*=English QQP' \
+  --column 'a4-filipino-*=Filipino Sentiment' --column 'a4-ner-oromo-*=Oromo NER'

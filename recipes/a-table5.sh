@@ -26,4 +26,5 @@ pack a5 "$(at "$text")" "$vocabulary" "$length"
 set -- "$packed" --architecture roberta --attention-dropout 0 --plan "$recipes/plans/a-table5.toml" --seeds "$SEEDS" "$@"
 keep search "$@" --leave-one-out --name a5-one
 keep search "$@" --grid plan.next.enabled=false --grid plan.previous.enabled=false --name a5-neighbours
-report a-table5
+report a-table5 --row 'a5-neighbours: *=[Next,Prev]' --row '*: without first=[First]' --row '*: without period=[Period]' \
+  --row '*: without delimiter=[Delim]'

@@ -28,4 +28,4 @@ for seed in $(seq 0 $((SEEDS - 1))); do
       --name "a6-${plan#preset:}-$seed"
   done
 done
-report a-table6
+report a-table6 --row 'a6-none-*=ELECTRA' --row 'a6-ag-*=ELECTRA-AG'

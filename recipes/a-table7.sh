@@ -48,4 +48,5 @@ for corpus in $corpora; do
     done
   done
 done
-report a-table7
+report a-table7 --row '*-none-*=BASE' --row '*-gaussian-*=Hard-coded (You et al., 2020)' --row '*-ag-translation-*=AG' \
+  --column 'a7-iwslt16-*=IWSLT16 En-De' --column 'a7-*multi30k-*=IWSLT16 En-De' --column 'a7-wmt14-*=WMT14 En-De'

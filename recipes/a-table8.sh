@@ -22,12 +22,14 @@ ready
 
 pack a8 "$(at "$text")" "$vocabulary" "$length"
 for plan in none preset:ag "$recipes/plans/a-table8-all-heads.toml"; do
-  keep pretrain "$packed" --architecture roberta --attention-dropout 0 "$@" --plan "$plan" \
-    --name "a8-$(basename "${plan#preset:}" .toml)"
+  name=a8-$(basename "${plan#preset:}" .toml)
+  keep pretrain "$packed" --architecture roberta --attention-dropout 0 "$@" --plan "$plan" --name "$name"
   model=$made
-  keep probe coref "$model" "$(at coref-litbank/conll)"
-  keep probe reflexive "$model" --sentences "$sentences"
+  keep probe coref "$model" "$(at coref-litbank/conll)" --name "$name-coref"
+  keep probe reflexive "$model" --sentences "$sentences" --name "$name-reflexive"
 done
-keep probe coref "$model" "$(at coref-litbank/conll)" --random 0
-keep probe reflexive "$model" --sentences "$sentences" --random 0
-report a-table8
+keep probe coref "$model" "$(at coref-litbank/conll)" --random 0 --name a8-random-coref
+keep probe reflexive "$model" --sentences "$sentences" --random 0 --name a8-random-reflexive
+report a-table8 --row 'a8-none*=RoBERTa-MLM' --row 'a8-ag*=RoBERTa-AG (λ = 1/2)' --row 'a8-*-all-heads*=RoBERTa-AG (λ = 1)' \
+  --row 'a8-random-*=Randomly Initialized' --column '*-coref=CoNLL-2012' --column '*-reflexive=Synthetic' \
+  --column '*=English Wikipedia'

@@ -43,4 +43,4 @@ for seed in $(seq 0 $((SEEDS - 1))); do
   keep pretrain "$packed" "$@" --plan $roles --masks "$masks" --name "b2-roles-$seed"
   keep evaluate "$made" "$packed" --masks "$masks"
 done
-report b-table2
+report b-table2 --row 'b2-plain-*=Transformer [19]' --row 'b2-roles-*=Transformer-Guided-Attn (ours)'

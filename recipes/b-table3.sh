@@ -42,4 +42,6 @@ for task in $tasks; do
   other "$@" --architecture cnn --name "b3-$task-cnn"
   other "$@" --architecture bilstm --name "b3-$task-bilstm"
 done
-report b-table3
+report b-table3 --row '*-transformer=Transformer [19]' --row '*-roles=Transformer-Guided-Attn (ours)' \
+  --row '*-cnn=Multi-scale CNNs [22]' --row '*-bilstm=BiLSTM [3]' --column 'b3-cr-*=CR' --column 'b3-trec-*=TREC' \
+  --column 'b3-subj-*=SUBJ' --column 'b3-mpqa-*=MPQA' --column 'b3-mr-*=MR' --column 'b3-sst-*=SST'

@@ -27,5 +27,6 @@ END
   }
   echo "$plans/$1.toml"
 }
+finish() { report c-table4; } # the paper prints averages
 # shellcheck source=c-table3.sh
 . "$(dirname "$0")/c-table3.sh"

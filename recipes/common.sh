@@ -103,11 +103,14 @@ keep() {
   runs="$runs $_label"
 }
 
-# report TABLE: a page about all that was kept.  For a table it has the paper's numbers; for its figures the paper prints none.
+# report TABLE [--row PATTERN=ROW, --column PATTERN=COLUMN]: a page about all that was kept.  For a table it has the paper's numbers, and
+# says which names of ours are which of its rows and columns; for its figures the paper prints no numbers.
 report() {
-  case $1 in
+  _table=$1
+  shift
+  case $_table in
   *-figure*) set -- --title "$(sed -n 's/^# \(Paper [^:]*\):.*/\1/p' "$0")" ;;
-  *) set -- --paper "$1" ;;
+  *) set -- --paper "$_table" "$@" ;;
   esac
   # shellcheck disable=SC2086  # references are words
   run report $runs --name "$(basename "$0" .sh)" "$@"

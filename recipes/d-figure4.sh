@@ -6,5 +6,6 @@
 # Costs: tiny 6 fine-tunings beside the small model; paper 30.
 table=d-figure4 tiny_tasks="paws-dev hellaswag-val" paper_tasks="dream hellaswag"
 tiny_rows=bert:asa-weaker paper_rows=bert:asa-weaker
+finish() { report d-figure4; }
 # shellcheck source=d-table1.sh
 . "$(dirname "$0")/d-table1.sh"

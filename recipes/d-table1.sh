@@ -74,4 +74,11 @@ for row in $rows; do
       --learning-rate "$rate" --seeds "$SEEDS" $how --name "$table-$task-$(echo "$row" | tr : -)"
   done
 done
-report "$table"
+# The report, with the cells of the paper.
+command -v finish >/dev/null || finish() {
+  report d-table1 --row '*-bert-plain=BERT' --row '*-bert-asa=BERT^ASA' --row '*-continued-plain=BERT†' \
+    --row '*-continued-asa-plain=BERT^ASA†' --row '*-roberta-plain=RoBERTa' --row '*-roberta-asa=RoBERTa^ASA' \
+    --column '*-sst-*=SST-2' --column '*-mnli-*=MNLI' --column '*-qnli-*=QNLI' --column '*-qqp-*=QQP' --column '*-sts-b-*=STS-B' \
+    --column '*-wnut-*=WNUT-17' --column '*-dream-*=DREAM'
+}
+finish

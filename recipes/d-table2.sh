@@ -6,5 +6,9 @@
 # Costs: tiny 4 fine-tunings beside the small model; paper 60.
 table=d-table2 tiny_tasks="paws-dev hellaswag-val" paper_tasks="anli paws-qqp hellaswag"
 tiny_rows="bert:plain bert:asa" paper_rows="bert:plain bert:asa deberta:plain deberta:asa"
+finish() {
+  report d-table2 --row '*-bert-plain=BERT-base' --row '*-bert-asa=BERT^ASA' --row '*-deberta-plain=DeBERTa-large' \
+    --row '*-deberta-asa=DeBERTa^ASA' --column '*-anli-*=ANLI' --column '*-paws-*=PAWS-QQP' --column '*-hellaswag-*=HellaSWAG'
+}
 # shellcheck source=d-table1.sh
 . "$(dirname "$0")/d-table1.sh"

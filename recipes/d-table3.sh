@@ -9,5 +9,9 @@
 table=d-table3 tiny_tasks="paws-dev wnut" paper_tasks="paws-qqp hellaswag wnut"
 tiny_rows="bert:plain bert:asa bert:random-mask bert:random-mask-scheduled bert:random-mask-magnitude"
 paper_rows=$tiny_rows
+finish() {
+  report d-table3 --row '*-random-mask=Bernoulli' --row '*-random-mask-scheduled=Scheduled' --row '*-random-mask-magnitude=Magnitude' \
+    --row '*-asa=ASA' --column '*-paws-*=PAWS-QQP' --column '*-hellaswag-*=HellaSWAG' --column '*-wnut-*=WNUT-17'
+}
 # shellcheck source=d-table1.sh
 . "$(dirname "$0")/d-table1.sh"

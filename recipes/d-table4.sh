@@ -7,5 +7,9 @@
 # Costs: tiny 6 fine-tunings beside the small model; paper 60.
 table=d-table4 tiny_tasks="rte paws-dev" paper_tasks="mnli qnli paws-qqp hellaswag"
 tiny_rows="bert:freelb bert:smart bert:asa" paper_rows="bert:freelb bert:smart bert:asa"
+finish() {
+  report d-table4 --row '*-freelb=FreeLB' --row '*-smart=SMART' --row '*-asa=ASA' --column '*-mnli-*=MNLI' --column '*-qnli-*=QNLI' \
+    --column '*-paws-*=PAWS-QQP' --column '*-hellaswag-*=HellaSWAG'
+}
 # shellcheck source=d-table1.sh
 . "$(dirname "$0")/d-table1.sh"

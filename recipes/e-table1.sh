@@ -61,4 +61,17 @@ for size in $sizes; do
     done
   done
 done
-report "$table"
+# The report, with the cells of the paper.
+command -v finish >/dev/null || finish() {
+  set --
+  for size in 'x8=6 Layer 8 Heads' 'x12=6 Layer 12 Heads' '-bert=6 Layer 12 Heads (with BERT Embeddings)'; do
+    ours="*${size%%=*}" theirs=${size#*=}
+    case $size in x8=*) heads=8 ;; *) heads=12 ;; esac
+    set -- "$@" --row "$ours-none=$theirs | Transformer" --row "$ours-patterns=$theirs | +Patterns (4/$heads)" \
+      --row "$ours-patterns-$heads=$theirs | +Patterns ($heads/$heads)"
+    [ $heads = 8 ] || set -- "$@" --row "$ours-patterns-8=$theirs | +Patterns (8/12)"
+  done
+  report e-table1 "$@" --column '*-cnn-dm-*=CNN/DM' --column '*-scisummnet-*=CNN/DM' --column '*-nyt-50-*=NYT-50' \
+    --column '*-wikisection-*=WikiSection' --column '*-wiki300-*=WikiSection' --column '*-wiki-727k-*=Wiki-727K'
+}
+finish

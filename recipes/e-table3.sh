@@ -31,4 +31,5 @@ for task in $tasks; do
       --name "e3-$task-$(basename "${plan#preset:}" .toml)"
   done
 done
-report e-table3
+report e-table3 --row '*-none=BERTSum' --row '*-pal=+ PAL' --row '*-pal-patterns=+ PAL + Patterns' \
+  --column '*-cnn-dm-*=CNN/DM' --column '*-scisummnet-*=CNN/DM' --column '*-nyt-50-*=NYT-50'

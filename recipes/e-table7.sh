@@ -4,7 +4,6 @@
 # The paper: 6 layers with 8 heads on WikiSection; F1 gains .056 with all, .051 with match alone.
 # Here: at tiny scale as in e-table1.sh, on Wiki-300.
 # Costs: tiny 8 trainings; paper 24.
-table=e-table7 tiny_tasks=wiki300 paper_tasks=wikisection paper_sizes=6x512x8
-plans_of() { echo none match intra pos match+intra match+pos intra+pos preset:patterns; }
-# shellcheck source=e-table1.sh
-. "$(dirname "$0")/e-table1.sh"
+table=e-table7 tiny_tasks=wiki300 paper_tasks=wikisection
+# shellcheck source=e-table2.sh
+. "$(dirname "$0")/e-table2.sh"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, PreTrainedTokenizerFast
 
+from pipelines import papers
+from pipelines.report.places import places
 from tests.recipes import RECIPES, cook
 
 Guide = Callable[..., Any]
@@ -110,6 +114,31 @@ def test_every_command_of_a_recipe_is_accepted(script: Path, scale: str, guide: 
     assert ran.code == 0 and not ran.errors and not ran.err, [*ran.errors, ran.err, ran.commands[-1:]]
     assert "report" in {command[0] for command in ran.commands[-2:]}
     assert not (tmp_path / "artifacts").exists()
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if "table" in path.stem], ids=lambda path: path.stem)
+def test_the_rows_and_columns_of_a_report_are_those_of_runs_of_the_recipe(script: Path, tmp_path: Path) -> None:
+    reports = []
+    for scale in ("tiny", "paper"):
+        settings = {"SCALE": scale, "DATA": "data", "PARSER": "conllu:trees.conllu"}
+        for file in missing(cook(script, answered, tmp_path, settings).err):
+            (tmp_path / file).mkdir(parents=True)
+        ran = cook(script, answered, tmp_path, settings)
+        (made,) = (command for command in ran.commands if command[0] == "report")
+        names = [command[command.index("--name") + 1] for command in ran.commands if "--name" in command]
+        table = papers.table(made[made.index("--paper") + 1])
+        given = {flag: [b for a, b in itertools.pairwise(made) if a == flag] for flag in ("--row", "--column")}
+        reports.append((names, given, places(table, given["--row"], given["--column"])))
+    for flag, pairs in reports[0][1].items():
+        for pattern in (pair.partition("=")[0].partition(": ")[0] for pair in pairs):
+            assert any(fnmatchcase(name, pattern) for names, *_ in reports for name in names), (flag, pattern)
+    placed = [
+        {place for name in names for end in ("", ": without first") if (place := where.of([name + end]))}
+        for names, _, where in reports
+    ]
+    assert bool(placed[1]) == (script.stem not in ("c-table4", "c-table5")), "at paper scale"
+    assert bool(placed[0]) == (script.stem not in ("a-table4", "c-table4", "c-table5")), "at tiny scale"
 
 
 def test_a_recipe_says_all_that_is_missing_at_once_and_how_to_fetch_it(tmp_path: Path) -> None:

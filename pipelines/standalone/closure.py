@@ -1,8 +1,8 @@
 """What a function or class of `guidance` needs: itself, and all that it refers to, in other modules too.
 
 What is found by name is taken: a method stays in its class if its name stands anywhere in what is needed, as an attribute or as a
-word in quotes, or if a class of another package has it, which may call it.  So nothing that can run is missing.  Rows of tables are
-left out by name; see `ROWS`.
+word in quotes, or if it may stand for one of a class of another package, which may call it.  So nothing that can run is missing.  Rows
+of tables are left out by name; see `ROWS`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 import importlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pipelines.standalone.modules import PACKAGE, Module, Statement, module_of
@@ -91,8 +92,13 @@ def _walk(node: ast.AST, without: frozenset[ast.AST]) -> Iterator[ast.AST]:
     if node in without:
         return
     yield node
-    for child in ast.iter_child_nodes(node):
+    for child in _children(node):
         yield from _walk(child, without)
+
+
+@cache
+def _children(node: ast.AST) -> tuple[ast.AST, ...]:
+    return tuple(ast.iter_child_nodes(node))
 
 
 def _words(node: ast.AST) -> set[str]:
@@ -123,14 +129,26 @@ def _unused_methods(statement: Statement, words: Collection[str]) -> Iterator[as
     for member in node.body if isinstance(node, ast.ClassDef) else ():
         if isinstance(member, ast.FunctionDef):
             is_asked_for = member.name.startswith("__") or member.name in words
-            if not (is_asked_for or _is_asked_for_by_others(statement, member.name)):
+            if not (is_asked_for or _is_asked_for_by_others(statement, member)):
                 yield member
 
 
-def _is_asked_for_by_others(statement: Statement, method: str) -> bool:
-    """Whether a class has a method from a class of another package, which may call it: torch calls ``backward``."""
+def _is_asked_for_by_others(statement: Statement, method: ast.FunctionDef) -> bool:
+    """Whether a method stands for one of a class of another package, which may call it.
+
+    The class has it from there: torch calls ``backward``.  Or it calls the one that it stands for, as in a mixin: transformers calls
+    ``reorder_cache``.
+    """
     owner = getattr(importlib.import_module(statement.module.name), statement.names[0])
-    return any(method in vars(base) for base in owner.__mro__ if base.__module__.partition(".")[0] != PACKAGE)
+    others = (base for base in owner.__mro__ if base.__module__.partition(".")[0] != PACKAGE)
+    return any(method.name in vars(base) for base in others) or any(
+        isinstance(node, ast.Attribute) and node.attr == method.name and _is_super(node.value)
+        for node in ast.walk(method)
+    )
+
+
+def _is_super(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
 
 
 def _unused_rows(statement: Statement, rows: Mapping[str, Collection[str]]) -> Iterator[ast.AST]:

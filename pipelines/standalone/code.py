@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from guidance.attention.backends import AUTO
+from guidance.guided_model import GuidedModel
 from guidance.models.families import family_of, module_name
 from guidance.patterns.combinations import pattern_names
 from guidance.patterns.features import Vocabulary
@@ -40,23 +41,19 @@ def classes_of(model: Any) -> dict[str, type]:
     return found
 
 
-def code_of(model: Any, plan: Plan, classes: Iterable[type]) -> str:
-    """The text of a module with a guided class for each of some classes of transformers, and one for their configuration.
-
-    Args:
-        model: of which family it is; ``plan``: what it follows.
-    """
+def code_of(guided: GuidedModel, classes: Iterable[type]) -> str:
+    """The text of a module with a guided class for each of some classes of transformers, and one for their configuration."""
+    model, plan = guided.model, guided.plan
     families = {
         module_name(kind.__module__)
         for module in model.modules()
         if family_of(module) is not None
         for kind in type(module).__mro__
     }
-    combinations = {name for guide in plan.guides for name in _combinations(guide.pattern)}
     rows = {
         "mechanisms": {guide.mechanism for guide in plan.guides},
         "patterns": {name for guide in plan.guides if guide.pattern for name in pattern_names(guide.pattern)},
-        "combinations": combinations,
+        "combinations": {name for guide in plan.guides for name in _combinations(guide.pattern)},
         "features": Vocabulary.FEATURES,
         "backends": set(AUTO.values()),
         "families": families,
@@ -64,9 +61,8 @@ def code_of(model: Any, plan: Plan, classes: Iterable[type]) -> str:
     bases = sorted({type(model.config), *classes}, key=lambda base: base.__name__)
     ours = [base for base in bases if base.__module__.startswith("guidance.")]
     roots = [("guidance.standalone", "FollowsPlan"), *((base.__module__, base.__name__) for base in ours)]
-    cuts = cuts_of(rows["mechanisms"], combinations, families, plan.pal is not None)
     theirs = [base.__name__ for base in bases if base not in ours]
-    imports, statements = written(closure_of(roots, rows, cuts), theirs)
+    imports, statements = written(closure_of(roots, rows, cuts_of(guided, rows)), theirs)
     return "\n\n\n".join([_head(plan) + imports, statements, *_classes(type(model.config), classes)]) + "\n"
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from guidance.guided_model import GuidedModel
+
 Cuts = Mapping[tuple[str, str], str]
 """By function, as (module, name) or (module, class.name), the line that stands for its body."""
 
@@ -55,6 +57,13 @@ MIXING: Cuts = {
 CONDITIONS: Cuts = {("guidance.patterns.expressions", "names_in"): _NEVER}
 """What only patterns with ``where`` need."""
 
+CACHES: Cuts = {
+    ("guidance.calls", "BeforeCall._prefix"): _NEVER,
+    ("guidance.calls", "BeforeCall._with_cache"): _NEVER,
+    ("guidance.calls", "keep_prefix"): _NEVER,
+}
+"""What only decoders need whose plan reads earlier tokens, so that a cache has to keep them."""
+
 DEBERTA: Cuts = {
     ("guidance.models.adapters", "_is_deberta"): "return False",
     ("guidance.models.adapters", "adapt"): "return partial(tuple)",
@@ -62,14 +71,14 @@ DEBERTA: Cuts = {
 """What only DeBERTa needs, which does not ask the interface of transformers for its attention function."""
 
 
-def cuts_of(
-    mechanisms: Collection[str], combinations: Collection[str], families: Collection[str], added_heads: bool
-) -> Cuts:
-    """What the code of a model leaves out, given the names of the mechanisms and combinations of its plan, and its families."""
+def cuts_of(guided: GuidedModel, rows: Mapping[str, Collection[str]]) -> Cuts:
+    """What the code of a model leaves out, given the names of the rows of tables that it needs."""
+    mechanisms, combinations, families = (rows[kind] for kind in ("mechanisms", "combinations", "families"))
     needless = {
-        **({} if added_heads else ADDED_HEADS),
+        **({} if guided.plan.pal else ADDED_HEADS),
         **({} if "mix" in mechanisms else MIXING),
         **({} if "where" in combinations else CONDITIONS),
+        **({} if guided.reads_prefix else CACHES),
         **({} if "deberta_v2" in families else DEBERTA),
     }
     return {**ALWAYS, **needless}

@@ -63,7 +63,7 @@ def export_standalone(reference: str, store: Store, folder: Path) -> Exported:
     plan, numbers = _frozen(source, reference)
     handle = _opened(source, plan, numbers)
     classes = classes_of(handle.model)
-    code = code_of(handle.model, plan, classes.values())
+    code = code_of(handle, classes.values())
     auto_class = _opened_by(handle.model, classes)
     with new_folder(folder) as temporary:
         for name, data in {**_model(handle, classes), **_tokenizer(source)}.items():

@@ -117,15 +117,6 @@ def test_a_standalone_model_computes_what_the_guided_one_does(family: str, name:
     assert found.training is False and type(found).__name__ == f"Guided{type(model).__name__}"
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_standalone_causal_language_model_computes_what_the_guided_one_does(family: str, tmp_path: Path) -> None:
-    model, folder, done = exported(tmp_path, family, Plan((guide("fix", "previous", 0), guide("mask", "first", 1))))
-    assert done.auto_class == "AutoModelForCausalLM"
-    found = opened(folder, done.auto_class)
-    for inputs in (batch(), padded_left(batch())):
-        torch.testing.assert_close(logits(found, inputs), logits(model, inputs), **CLOSE)
-
-
 def test_another_plan_in_the_configuration_gives_another_model(tmp_path: Path) -> None:
     """So the law above can fail."""
     model, folder, _ = exported(tmp_path, "bert", "off")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import hashlib
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from pipelines.report.given import Runs, open_all
 from pipelines.report.page import as_html
 from pipelines.report.places import Places, places
 from pipelines.report.published import Ours
-from pipelines.storage.files import write_file
+from pipelines.storage.files import machine_errors, write_file
 from pipelines.storage.store import Store
 from pipelines.views import comparison_tables
 from pipelines.views.comparison import Comparison
@@ -123,18 +125,42 @@ def _ours(runs: Runs, compared: Sequence[tuple[training.Family, Comparison]], pa
     return [*found, *published.of_probes(runs)]
 
 
+SUMS = "sha256sums.txt"
+"""The file beside the tables and figures that lists them, as the program ``sha256sum`` does."""
+
+
 def write(report: Report, plans: dict[str, bytes], folder: Path, name: str) -> Path:
     """Write ``NAME.html``, ``NAME.md`` and the folder ``NAME`` of the files beside them; returns the path of the page.
 
+    Files that an earlier report wrote there, and this one does not, are removed, unless somebody has changed them since.
+
     Raises:
         InputError: ``folder`` is a file.
-        MachineError: a file cannot be written.
+        MachineError: a file cannot be written or removed.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{str(folder)!r} is a file, not a folder", hint="--out FOLDER")
-    for file, content in (*report.files(), *plans.items()):
+    files = {**dict(report.files()), **plans}
+    _remove_others(folder / name, files)
+    sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {file}\n" for file, content in files.items())
+    write_file(folder / name / SUMS, sums.encode())
+    for file, content in files.items():
         write_file(folder / name / file, content)
     write_file(folder / f"{name}.md", as_markdown(report, name).encode())
     page = folder / f"{name}.html"
     write_file(page, as_html(report).encode())
     return page
+
+
+def _remove_others(folder: Path, kept: Collection[str]) -> None:
+    """Remove the files that an earlier report listed in `SUMS`, and that are as it wrote them, but for those that are kept."""
+    with machine_errors(f"cannot replace the files of an earlier report in {folder}"):
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines() if (folder / SUMS).is_file() else []
+        for digest, file in (line.split("  ", 1) for line in lines if "  " in line):
+            path = folder / file
+            if file in kept or ".." in path.parts or not path.is_file():
+                continue
+            if hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+                path.unlink()
+                with contextlib.suppress(OSError):  # files of others are left there
+                    path.parent.rmdir()

@@ -56,7 +56,7 @@ footer { margin-top: 3rem; border-top: 1px solid var(--line); color: var(--soft)
   th, td { padding: .15rem .35rem; white-space: normal }
   pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 7.5pt }
   h2, figcaption { break-after: avoid }
-  .drawn, tr, .note { break-inside: avoid }
+  .short, tr, .note { break-inside: avoid }
   thead { display: table-header-group }
   a { text-decoration: none }
 }
@@ -115,12 +115,15 @@ def _block(block: Block) -> str:
         return _table(block.table, block.marked)
     if isinstance(block, Picture):
         image = f'<img src="{data_uri(block.svg)}" alt="{text(block.says)}">'
-        return f'<figure class="drawn">\n{image}\n<figcaption>{text(block.caption)}</figcaption>\n</figure>\n'
+        return f'<figure class="short">\n{image}\n<figcaption>{text(block.caption)}</figcaption>\n</figure>\n'
     return f"<pre><code>{text(block.text)}</code></pre>\n"
 
 
 LONG = 40
 """A cell of more characters is wrapped."""
+
+SHORT = 16
+"""A table of no more rows stays on one page when it is printed."""
 
 
 def _table(table: Table, marked: Collection[int]) -> str:
@@ -141,4 +144,5 @@ def _table(table: Table, marked: Collection[int]) -> str:
     head = row("th", table.titles)
     caption = f"<figcaption>{text(table.caption)}</figcaption>\n" if table.caption else ""
     whole = f"<table>\n<thead>\n{head}</thead>\n<tbody>\n{body}</tbody>\n</table>"
-    return f'<figure>\n{caption}<div class="wide">{whole}</div>\n</figure>\n'
+    kind = ' class="short"' if len(table.cells) <= SHORT else ""
+    return f'<figure{kind}>\n{caption}<div class="wide">{whole}</div>\n</figure>\n'

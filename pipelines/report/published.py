@@ -140,10 +140,13 @@ def section(table: PaperTable, ours: Sequence[Ours], places: Places = Places()) 
         if "p" not in gains.titles:
             blocks.append(Prose(UNTESTED, note=True))
     others = [each for each in shown if places.of(each.names) is None]
-    blocks.append(_whole(table, others, measured, metrics))
-    if shown:
-        blocks.append(Prose(_caution(table, shown), note=True))
+    whole, caution = _whole(table, others, measured, metrics), Prose(_caution(table, shown), note=True)
+    if beside.cells:
+        blocks += [caution, whole]
+    elif shown:
+        blocks += [whole, caution]
     else:
+        blocks.append(whole)
         blocks.append(
             Prose(
                 f"None of these runs has a figure of this table, which measures {', '.join(metrics[:6])}; only the paper's numbers stand "
@@ -185,9 +188,7 @@ def _beside(table: PaperTable, placed: Placed, measured: Mapping[str, str]) -> T
             summary = each.figures.get(measured.get(number.metric, ""))
             if summary is not None and number.number is not None:
                 own = _scaled(summary, _scale(number.metric, table)) or MISSING
-                rows.append(
-                    [number.row, number.column, number.metric, _printed(number), own, each.label, _measured_on(each)]
-                )
+                rows.append([number.row, number.column, number.metric, _printed(number), own, each.label, each.data])
     caption = f"{table.source}: {table.shows} ({_units(table)}), and ours in the same rows; ± standard deviation where there is one"
     return Table(caption, ["model or method", "data", "measure", "paper", "ours", "our runs", "our data"], rows)
 

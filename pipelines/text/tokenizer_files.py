@@ -20,12 +20,14 @@ HIGHEST_ID = 10_000_000
 
 _SIZE_LIMIT = 256 << 20
 _ROLES = {
-    "cls": ("cls_token", "bos_token", "[CLS]", "<s>"),
-    "sep": ("sep_token", "eos_token", "[SEP]", "</s>"),
+    "cls": ("cls_token", "bos_token", "[CLS]", "<s>", "<|endoftext|>"),
+    "sep": ("sep_token", "eos_token", "[SEP]", "</s>", "<|endoftext|>"),
     "pad": ("pad_token", "", "[PAD]", "<pad>"),
     "mask": ("mask_token", "", "[MASK]", "<mask>"),
     "unk": ("unk_token", "", "[UNK]", "<unk>"),
 }
+"""Two keys of the configuration files, then the tokens that are meant where neither is there.  GPT-2's files name no token: its
+texts begin and end with ``<|endoftext|>``, and so do those of Qwen, whose files name no token that begins a text."""
 
 
 def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) -> Artifact | Files:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from guidance.errors import InputError
-from pipelines.text.tokenizer_files import load_tokenizer
+from pipelines.text.tokenizer_files import load_tokenizer, special_ids
 
 
 def _file(highest: int) -> bytes:
@@ -27,3 +29,29 @@ def test_an_id_that_no_vocabulary_has_is_refused(highest: int) -> None:
 def test_an_id_of_more_than_32_bits_is_refused() -> None:
     with pytest.raises(InputError, match="damaged or of an unknown kind"):
         load_tokenizer({"tokenizer.json": _file(77_777).replace(b"77777", str(2**32 + 1).encode())})
+
+
+def _special(named: dict[str, str | None], *tokens: str) -> dict[str, int | None]:
+    """The roles of special tokens in a byte-level vocabulary of one word and these tokens, whose ids are 1, 2, …"""
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {token: number for number, token in enumerate(("word", *tokens))}
+    files = {"tokenizer.json": Tokenizer(models.BPE(vocabulary, [])).to_str().encode()}
+    return special_ids(files | {"tokenizer_config.json": json.dumps(named).encode()}, load_tokenizer(files))
+
+
+def test_published_decoders_that_name_no_token_that_begins_a_text_have_one() -> None:
+    gpt2 = _special({}, "<|endoftext|>")  # the file of GPT-2 has the longest input alone
+    qwen = _special(
+        {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}, "<|endoftext|>", "<|im_end|>"
+    )
+    llama = _special({"bos_token": "<s>", "eos_token": "</s>"}, "</s>", "<s>", "<|endoftext|>")
+    nobody = {"mask": None, "unk": None}
+    assert gpt2 == {"cls": 1, "sep": 1, "pad": None} | nobody
+    assert qwen == {"cls": 1, "sep": 2, "pad": 1} | nobody
+    assert llama == {"cls": 2, "sep": 1, "pad": None} | nobody
+
+
+def test_a_vocabulary_without_any_such_token_is_refused() -> None:
+    with pytest.raises(InputError, match="no token to begin a sequence with"):
+        _special({}, "other")

@@ -20,7 +20,6 @@ import argparse
 import gzip
 import json
 import logging
-import platform
 import random
 import statistics
 import tempfile
@@ -33,6 +32,7 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks import shared
+from benchmarks.pages import machine, save, table
 from guidance.guide import Guide
 from guidance.plan import Plan
 from pipelines.stages import dataset, finetune
@@ -151,16 +151,16 @@ def rows_of(seconds: Mapping[str, Sequence[float]], memory: Mapping[str, int], l
 
 
 def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [
-        "| length | method | seconds per step | over plain | MiB | over plain |",
-        "|--:|---|--:|--:|--:|--:|",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row['length']} | {row['method']} | {row['seconds']:.3f} | {row['over_plain']:.2f} | {row['mebibytes']:.0f} "
-            f"| {row['memory_over_plain']:.2f} |"
-        )
-    return "\n".join(lines)
+    forms = {
+        "length": "",
+        "method": "",
+        "seconds": ".3f",
+        "over_plain": ".2f",
+        "mebibytes": ".0f",
+        "memory_over_plain": ".2f",
+    }
+    titles = ["length", "method", "seconds per step", "over plain", "MiB", "over plain"]
+    return table(titles, ([f"{row[name]:{form}}" for name, form in forms.items()] for row in rows))
 
 
 def main() -> None:
@@ -191,16 +191,9 @@ def main() -> None:
             memory = {method: bytes_of(*own, method, 0, *where) for method in METHODS}
             rows += rows_of(seconds, memory, length)
             print(as_markdown(rows[-len(METHODS) :]), flush=True)
-    about: dict[str, Any] = {
-        "rounds": arguments.rounds,
-        "shape": SHAPE,
-        "tokens": arguments.tokens,
-        "torch": torch.__version__,
-    }
-    about |= {"device": arguments.device, "machine": platform.machine(), "threads": torch.get_num_threads()}
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    about = {"rounds": arguments.rounds, "shape": SHAPE, "tokens": arguments.tokens, "device": arguments.device}
     path = arguments.out / "attack_cost.json"
-    path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    save(path, {**about, **machine(), "rows": rows})
     title = "# Time and memory of a fine-tuning step under adversaries (paper D, figure 4)"
     command = f"`python -m benchmarks.attack_cost --rounds {arguments.rounds} --tokens {arguments.tokens}`, {arguments.device}"
     text = f"{title}\n\n{command}, {torch.get_num_threads()} thread, 4 layers x 256, {arguments.tokens:,} tokens in a batch.\n\n"

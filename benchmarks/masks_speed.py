@@ -1,6 +1,6 @@
 """Tokens per second of ``build-masks`` on one core, and the size of its columns compared with n x n masks.
 
-    OMP_NUM_THREADS=1 python benchmarks/masks_speed.py [FILE_OR_FOLDER] [--parser conllu:FILE] [--length 128] [--rounds 3]
+    OMP_NUM_THREADS=1 python -m benchmarks.masks_speed [FILE_OR_FOLDER] [--parser conllu:FILE] [--length 128] [--rounds 3]
 
 The default text is ``builtin:python-docs``.  Give a parser, or the treebank that is the text, to include the cost of
 parse trees.  The time covers the whole stage, from opening its inputs to publishing; the best round is reported.
@@ -9,12 +9,9 @@ parse trees.  The time covers the whole stage, from opening its inputs to publis
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pipelines.engine.stage import Result
 from pipelines.progress import Progress

@@ -1,6 +1,6 @@
 """Words per second of ``build-deps``, relative to bare ``nlp.pipe`` on the same sentences, and with two processes.
 
-    python benchmarks/parsing.py MODEL [FILE ...] [--characters 2000000] [--rounds 5] [--jobs 2]
+    python -m benchmarks.parsing MODEL [FILE ...] [--characters 2000000] [--rounds 5] [--jobs 2]
 
 The default text is ``builtin:python-docs``.  The variants take turns in every round.  The model is already in memory,
 except for the processes of `--jobs`, which load it.  Each ratio is computed within a round, since the speed of a
@@ -15,14 +15,11 @@ import functools
 import itertools
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from pipelines.stages import corpus, dependencies
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store

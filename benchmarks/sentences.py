@@ -23,15 +23,12 @@ import argparse
 import ast
 import gzip
 import importlib.util
-import sys
 import time
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pipelines.text.blocks import BLOCK_LIMIT, Notes
 from pipelines.text.readers import open_lines

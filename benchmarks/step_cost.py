@@ -31,7 +31,6 @@ last columns are the time and the memory of this checkout over those of the othe
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import platform
@@ -212,7 +211,7 @@ class ElectraStep(Step):
         self.ids = torch.randint(7, VOCABULARY, (batch, length), device=device)
         self.chosen = torch.rand(self.ids.shape, device=device) < 0.15
         rows = torch.arange(VOCABULARY).where(torch.arange(VOCABULARY) >= 7, -1)
-        table = cooccurrence_class()(rows, torch.rand(VOCABULARY, VOCABULARY).half())
+        table = guidance.Cooccurrence(rows, torch.rand(VOCABULARY, VOCABULARY).half())
         plan = Plan((Guide("conflict", "logit_loss", heads=("first 5",)),))
         given = {"tokenizer": Words(), "tables": {"cooccurrence": table}}
         self.handle = install(self.model["discriminator"], plan, **given) if kind == "mcmisp" else None  # type: ignore[index, arg-type]
@@ -236,12 +235,6 @@ class ElectraStep(Step):
         loss = loss + guidance.loss() if guidance else loss
         clock("losses")
         return loss  # type: ignore[no-any-return]
-
-
-def cooccurrence_class() -> Any:
-    """The class of co-occurrence tables; checkouts of before November 2026 do not export it."""
-    found = getattr(guidance, "Cooccurrence", None)
-    return found or importlib.import_module("guidance.features").Cooccurrence
 
 
 def plan_of(kind: str) -> Plan | None:

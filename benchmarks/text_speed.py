@@ -1,6 +1,6 @@
 """Rate of ``build-corpus``, and time of ``build-sequences`` relative to ``tokenizers.encode_batch`` on the same text.
 
-    python benchmarks/text_speed.py [FILE_OR_FOLDER] [--rounds 5] [--beside CHECKOUT]
+    python -m benchmarks.text_speed [FILE_OR_FOLDER] [--rounds 5] [--beside CHECKOUT]
 
 The default text is ``builtin:python-docs``.  What is compared takes turns in every round; ratios are those of the smallest
 times.  `build-corpus` runs as a command with one process, also that of another checkout if one is given: MB are a million bytes
@@ -22,8 +22,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pipelines.stages import corpus, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact

@@ -29,7 +29,7 @@ from pipelines.storage.store import Store
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__"}
+SCRIPTS = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__", "pages"}
 SCRIPTS |= {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
 PARSER = "models/spacy-en_ud_ewt_sm"
 

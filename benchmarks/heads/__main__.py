@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import benchmarks.heads
-from benchmarks import published
+from benchmarks import pages, published
 from benchmarks.heads.measured import MEASURED, PUBLISHED, SENTENCE, Models, models_of, tuned_on_sst
 from benchmarks.heads.page import page
+from benchmarks.pages import machine, save
 from pipelines.drawing import PAGE_WIDTH, PALETTE, attention_grid, figure_of, printed
 from pipelines.probing.one_text import look
 from pipelines.storage.store import Store
@@ -71,26 +67,21 @@ def one_sentence(models: Models) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=benchmarks.heads.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = pages.command(benchmarks.heads.__doc__)
     parser.add_argument("--model", type=Path, help="folder of an encoder; by default that of the extra `models`")
     parser.add_argument("--only", default="", metavar="TEXT", help="measure only what has TEXT in its name")
-    parser.add_argument("--store", type=Path, default=Path("artifacts"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     arguments = parser.parse_args()
     folder, name = (arguments.model, arguments.model.name) if arguments.model else (published(), PUBLISHED)
     models, path = models_of(folder, name, Store(arguments.store)), arguments.out / "heads.json"
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"model": models.trained.name}
+    known = {"model": models.trained.name, **pages.known(path)}
     if known["model"] != models.trained.name:
         raise SystemExit(f"{path} is about {known['model']}: name another folder with --out")
     wanted = {part: measure for part, measure in MEASURED.items() if part != GUIDED_PART or not arguments.model}
     for part, measure in wanted.items():
         if arguments.only in part and part not in known:
             known[part] = measure(models)
-            known |= {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-            path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            known |= machine()
+            save(path, known)
             print(f"{part}: done", flush=True)
     if known.keys() >= wanted.keys():
         (arguments.out / "heads.png").write_bytes(all_heads(known))

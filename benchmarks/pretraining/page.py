@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pretraining.runs import WINDOW, Row
+from benchmarks import pages
+from benchmarks.pages import Row, cell
+from benchmarks.pretraining.runs import WINDOW
 from benchmarks.pretraining.tables import Table
+from pipelines.drawing import figure_of, png
 from pipelines.views.comparison_tables import FLOORS, p_value
 from pipelines.views.figures import Summary, paired_t_test
-from pipelines.views.learning_curves import draw_floors
 
 
 def baseline(table: Table, by_label: Mapping[str, Sequence[Row]]) -> str:
@@ -48,21 +50,17 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
     names = ["run", "n", "loss", "average", "validation", *(["test NLL", "BLEU", "chrF"] if table.translates else [])]
     levels = passed_losses(by_label[label_of_base][0])
     names += ["p", *(f"steps to {level:.2f}" for level in levels)]
-    lines = [f"| {' | '.join(names)} |", "|---" + "|--:" * (len(names) - 1) + "|"]
+    lines = []
     for label, runs in by_label.items():
         if not runs:
             continue
         p = paired_t_test(Summary.of(row["loss"] - bases[row["seed"]]["loss"] for row in runs if row["seed"] in bases))
-        cells = [cell([row[name] for row in runs], "{:.3f}") for name in ("loss", "average", "valid")]
+        cells = [cell([row[name] for row in runs]) for name in ("loss", "average", "valid")]
         if table.translates:
-            cells += [
-                cell([row["scores"]["metrics"][name] for row in runs], "{:.2f}") for name in ("nll", "bleu", "chrf")
-            ]
-        cells.append(p_value(p))
-        cells += [cell([steps_to(row, level) for row in runs], "{:.0f}") for level in levels]
-        name = f"**{label}** (baseline)" if label == label_of_base else label
-        lines.append(f"| {' | '.join([name, str(len(runs)), *cells])} |")
-    return "\n".join([*lines, *_spread(table, by_label)])
+            cells += [cell([row["scores"]["metrics"][name] for row in runs], ".2f") for name in ("nll", "bleu", "chrf")]
+        cells += [p_value(p), *(cell([steps_to(row, level) for row in runs], ".0f") for level in levels)]
+        lines.append([f"**{label}** (baseline)" if label == label_of_base else label, str(len(runs)), *cells])
+    return "\n\n".join([pages.table(names, lines), *_spread(table, by_label)])
 
 
 def _spread(table: Table, by_label: Mapping[str, Sequence[Row]]) -> Iterator[str]:
@@ -72,21 +70,13 @@ def _spread(table: Table, by_label: Mapping[str, Sequence[Row]]) -> Iterator[str
         if setting.group and by_label[setting.label]:
             groups.setdefault(setting.group, []).append(by_label[setting.label][0]["loss"])
     if any(len(losses) > 1 for losses in groups.values()):
-        yield from ("", "| settings | n | lowest loss | highest | mean | deviation |", "|---|--:|--:|--:|--:|--:|")
-        for group, losses in groups.items():
-            found = Summary.of(losses)
-            deviation = "–" if found.sd is None else f"{found.sd:.3f}"
-            yield f"| {group} | {len(losses)} | {min(losses):.3f} | {max(losses):.3f} | {found.mean:.3f} | {deviation} |"
-
-
-def cell(values: Sequence[float | None], form: str) -> str:
-    """Mean and deviation, or how many of the values are known."""
-    found = Summary.of(values)
-    if not values:
-        return "–"
-    if found.mean is None:
-        return f"{found.known} of {len(values)}" if found.known else "never"
-    return form.format(found.mean) + (f" ± {form.format(found.sd)}" if found.sd is not None else "")
+        yield pages.table(
+            ["settings", "n", "lowest loss", "highest", "mean ± deviation"],
+            [
+                [group, str(len(losses)), f"{min(losses):.3f}", f"{max(losses):.3f}", cell(losses)]
+                for group, losses in groups.items()
+            ],
+        )
 
 
 def said_of_floors(nats: Mapping[str, float]) -> str:
@@ -97,15 +87,10 @@ def said_of_floors(nats: Mapping[str, float]) -> str:
 
 def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path, nats: Mapping[str, float]) -> None:
     """Draw the curves of the first seed; if there are many, with one colour per group."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     groups = {setting.label: setting.group for setting in table.rows}
     colours = {group: f"C{number}" for number, group in enumerate(dict.fromkeys(groups.values()))}
     is_full, named = len({row["label"] for row in rows}) > 8, set[str]()
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, ((axes,),) = figure_of(8, 4.5)
     plain = {setting.label for setting in table.rows if setting.plan is None}
     seed = min(row["seed"] for row in rows)
     for number, row in enumerate(row for row in rows if row["seed"] == seed):
@@ -117,10 +102,5 @@ def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path, nats: Mapp
             named.add(group)
         else:
             axes.plot(*points, style, linewidth=width, label=row["label"])
-    draw_floors(axes, nats, min(loss for row in rows for _, loss in row["curve"]))
-    title = textwrap.fill(table.title, 80)
-    axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=title)
-    axes.legend(fontsize=7)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    pages.finish(axes, rows, nats, textwrap.fill(table.title, 80), WINDOW)
+    path.write_bytes(png(figure))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
-from pathlib import Path
 
 import benchmarks.trial
+from benchmarks.pages import command
 from benchmarks.trial import decoders, head_start, lasting
 from benchmarks.trial.page import as_markdown, draw
 from benchmarks.trial.runs import Results, Run
@@ -30,14 +29,10 @@ def shortened(run: Run | Use, steps: int) -> Run | Use:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=benchmarks.trial.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(benchmarks.trial.__doc__)
     parser.add_argument("--only", choices=PHASES, help="one phase, whose earlier ones have been run")
     parser.add_argument("--first", type=int, help="only the first runs of each phase")
     parser.add_argument("--steps", type=int, help="steps of each run, instead of those of the phase")
-    parser.add_argument("--store", type=Path, default=Path("artifacts"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     path, store = arguments.out / "trial.json", Store(arguments.store)

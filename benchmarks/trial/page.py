@@ -7,15 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.pretraining.page import cell, passed_losses, said_of_floors, steps_to
+from benchmarks.pages import TESTED, by_label, cell, cells_of_tests, effect, finish, table
+from benchmarks.pretraining.page import passed_losses, said_of_floors, steps_to
 from benchmarks.trial import decoders
 from benchmarks.trial.lasting import FINAL_SEEDS, FIXED, NONE, SHAM, winner
 from benchmarks.trial.runs import Results, Row
 from benchmarks.trial.training import WINDOW, text_of
-from pipelines.metrics.significance import detectable, holm, paired_t
-from pipelines.views.comparison_tables import FLOORS, p_value
+from pipelines.drawing import figure_of, png
+from pipelines.metrics.significance import paired_t
+from pipelines.views.comparison_tables import FLOORS, MISSING, p_value
 from pipelines.views.figures import Summary, paired_t_test
-from pipelines.views.learning_curves import draw_floors
 
 
 def as_markdown(
@@ -64,22 +65,21 @@ def table_of_losses(rows: Sequence[Row]) -> str:
     several = len(plain) > 1
     levels = passed_losses(next(iter(plain.values()))) if plain else []
     titles += ["p"] * several + [f"steps to {level:.2f}" for level in levels]
-    lines = [f"| {' | '.join(titles)} |", "|---" + "|--:" * (len(titles) - 1) + "|"]
+    lines = []
     for label, mine in by_label(rows).items():
-        cells = [cell([row[name] for row in mine], "{:.3f}") for name in ("loss", "average")]
-        cells += [cell([dict(row["valid"]).get(step) for row in mine], "{:.3f}") for step in at]
+        cells = [cell([row[name] for row in mine]) for name in ("loss", "average")]
+        cells += [cell([dict(row["valid"]).get(step) for row in mine]) for step in at]
         if several:
             gains = (_last(row) - _last(plain[row["seed"]]) for row in mine if row["seed"] in plain)
-            p = paired_t_test(Summary.of(gains)) if label != NONE else None
-            cells.append(p_value(p))
-        cells += [cell([steps_to(row, level) for row in mine], "{:.0f}") for level in levels]
-        lines.append(f"| {' | '.join([label, str(len(mine)), *cells])} |")
-    return "\n".join(lines)
+            cells.append(p_value(paired_t_test(Summary.of(gains)) if label != NONE else None))
+        cells += [cell([steps_to(row, level) for row in mine], ".0f") for level in levels]
+        lines.append([label, str(len(mine)), *cells])
+    return table(titles, lines)
 
 
 def table_of_scores(rows: Sequence[Row]) -> str:
     """Scores, each a mean over seeds of fine-tuning, and the difference from the model of the same seed without guides."""
-    lines = ["| model | pre-trainings | score | difference | 95 % interval |", "|---|--:|--:|--:|--:|"]
+    lines = []
     means = {(row["label"], row["seed"]): float(np.mean(row["scores"])) for row in rows}
     for label, mine in by_label(rows).items():
         plain = f"{label.partition(': ')[0]}: {NONE}"
@@ -87,24 +87,18 @@ def table_of_scores(rows: Sequence[Row]) -> str:
         pairs = [means[label, row["seed"]] - means[plain, row["seed"]] for row in mine if (plain, row["seed"]) in means]
         test = paired_t(pairs)
         known = label != plain and test.n > 1
-        cells = [f"{test.effect:+.3f}", f"{test.low:+.3f} to {test.high:+.3f}"] if known else ["–", "–"]
-        lines.append(f"| {' | '.join([label, str(len(mine)), cell(scores, '{:.3f}'), *cells])} |")
-    return "\n".join(lines)
+        lines.append([label, str(len(mine)), cell(scores), *(effect(test) if known else [MISSING] * 2)])
+    return table(["model", "pre-trainings", "score", "difference", "95 % interval"], lines)
 
 
 def table_of_induction(rows: Sequence[Row]) -> str:
     """The highest induction score of a head along training, a mean over seeds."""
     steps = (*decoders.SNAPSHOTS, decoders.STEPS)
-    lines = [
-        f"| highest induction score (%), step | {' | '.join(f'{step:,}' for step in steps)} |",
-        "|---" + "|--:" * len(steps) + "|",
-    ]
+    lines = []
     for label, mine in by_label(rows).items():
         means = 100 * np.mean([row["scores"] for row in mine], axis=0)
-        lines.append(
-            f"| {label.partition(': ')[2]} (n = {len(mine)}) | {' | '.join(f'{mean:.0f}' for mean in means)} |"
-        )
-    return "\n".join(lines)
+        lines.append([f"{label.partition(': ')[2]} (n = {len(mine)})", *(f"{mean:.0f}" for mean in means)])
+    return table(["highest induction score (%), step", *(f"{step:,}" for step in steps)], lines)
 
 
 def comparisons(rows: Sequence[Row], leader: str, others: Sequence[str]) -> str:
@@ -113,24 +107,15 @@ def comparisons(rows: Sequence[Row], leader: str, others: Sequence[str]) -> str:
     if any(set(last.get(label, ())) != set(FINAL_SEEDS) for label in (leader, *others)):
         return "Not all runs of these comparisons have been made, so nothing is tested yet."
     leads = {other: [last[other][seed] - last[leader][seed] for seed in FINAL_SEEDS] for other in others}
-    tests = {other: paired_t(values) for other, values in leads.items()}
-    corrected = holm([test.p for test in tests.values()])
-    lines = [
-        f"The lead of *{leader}* in the last validation, paired by seed:",
-        "",
-        "| over | lead | 95 % interval | p | corrected p | smallest lead that could have been found |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for (other, test), p in zip(tests.items(), corrected, strict=True):
-        smallest = detectable(float(np.std(leads[other], ddof=1)), test.n, level=0.05 / len(tests))
-        cells = [f"{test.effect:+.3f}", f"{test.low:+.3f} to {test.high:+.3f}", p_value(test.p), p_value(p)]
-        lines.append(f"| {' | '.join([other, *cells, f'{smallest:.3f}'])} |")
-    lines += [
-        "",
-        "The p-values are corrected by Holm's method.  The last column is the true lead that these seeds would have shown with "
-        f"a probability of 0.8 at a level of 0.05 / {len(tests)}, if leads vary over seeds as they did here.",
-    ]
-    return "\n".join(lines)
+    titles = ["over", "lead", *TESTED[1:-1], "smallest lead that could have been found"]
+    return "\n\n".join(
+        [
+            f"The lead of *{leader}* in the last validation, paired by seed:",
+            table(titles, [[other, *cells] for other, cells in cells_of_tests(leads, shared_folds=False).items()]),
+            "The p-values are corrected by Holm's method.  The last column is the true lead that these seeds would have shown with "
+            f"a probability of 0.8 at a level of 0.05 / {len(leads)}, if leads vary over seeds as they did here.",
+        ]
+    )
 
 
 def said_of_lowest(rows: Sequence[Row], floors: Mapping[str, float]) -> str:
@@ -139,12 +124,6 @@ def said_of_lowest(rows: Sequence[Row], floors: Mapping[str, float]) -> str:
     passed = [FLOORS[name] for name, value in floors.items() if _last(best) < value]
     below = f"is below that of {', '.join(passed)}" if passed else "is below none of these"
     return f"The lowest last validation loss of this phase, {_last(best):.2f} ({best['label']}, seed {best['seed']}), {below}."
-
-
-def by_label(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows in groups, in the order of their first ones."""
-    labels = dict.fromkeys(row["label"] for row in rows)
-    return {label: [row for row in rows if row["label"] == label] for label in labels}
 
 
 def _last(row: Row) -> float:
@@ -165,17 +144,11 @@ DRAWN = {
 
 def draw(results: Results, path: Path, nats: Mapping[str, Mapping[str, float]]) -> None:
     """Draw the mean training loss over seeds in the phases with fresh seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     phases = [phase for phase in DRAWN if results.of(phase)]
     if not phases:
         return
-    figure, grid = pyplot.subplots(
-        -(-len(phases) // 2), 2, figsize=(10, 3.5 * -(-len(phases) // 2)), layout="constrained", squeeze=False
-    )
+    lines = -(-len(phases) // 2)
+    figure, grid = figure_of(10, 3.5 * lines, lines, 2)
     every_axes = grid.ravel().tolist()
     labels = dict.fromkeys(row["label"] for phase in phases for row in results.of(phase))
     colours = {label: f"C{number}" for number, label in enumerate(labels)}
@@ -185,11 +158,7 @@ def draw(results: Results, path: Path, nats: Mapping[str, Mapping[str, float]]) 
             curves = [np.array(row["curve"]) for row in mine]
             steps, losses = np.mean(curves, axis=0).T
             axes.plot(steps, losses, color=colours[label], linewidth=1.3 if label == "none" else 2.2, label=label)
-        draw_floors(axes, nats.get(text_of(phase), {}), min(loss for row in rows for _, loss in row["curve"]))
-        axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=DRAWN[phase])
-        axes.legend(fontsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
+        finish(axes, rows, nats.get(text_of(phase), {}), DRAWN[phase], WINDOW)
     for axes in every_axes[len(phases) :]:
         axes.remove()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    path.write_bytes(png(figure))

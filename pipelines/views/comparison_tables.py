@@ -213,16 +213,16 @@ def p_value(p: float | None) -> str:
 
 def _reached(name: str, never: str) -> Cell:
     """The mean step, or how many of the runs reached the goal."""
+    return lambda row: reached(row.summary[name], ",.0f", never)
 
-    def cell(row: Row) -> str:
-        steps = row.summary[name]
-        if steps.mean is not None:
-            return with_spread(steps, ",.0f")
-        if steps.known:
-            return f"{steps.known} of {len(steps.values)}"
-        return never if steps.values else MISSING
 
-    return cell
+def reached(summary: Summary, form: str, never: str) -> str:
+    """A mean with its deviation; if not all runs have a value, how many do, or ``never`` if none has."""
+    if summary.mean is not None:
+        return with_spread(summary, form)
+    if summary.known:
+        return f"{summary.known} of {len(summary.values)}"
+    return never if summary.values else MISSING
 
 
 def with_spread(summary: Summary, form: str) -> str:

@@ -220,8 +220,27 @@ def test_what_the_page_for_people_from_elsewhere_shows_runs(
     assert not torch.equal(shown["without_the_heads"], model(**batch).logits)
 
 
-def save_tiny(folder: str, words: list[str]) -> None:
-    """A tiny BERT of the given words."""
+def test_the_commands_and_the_code_of_the_page_of_decoders_run_on_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but those that train, and those that need a corpus."""
+    monkeypatch.chdir(tmp_path)
+    page = text_of("docs/decoders.md")
+    for name, text in re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", page, re.M | re.S):
+        Path(name).write_text(text)
+    words = ["the", "dog", "value", "of", "object", *re.findall(r'"answer": "(\w+)"', page.lower())]
+    save_tiny("./my-llama", [*words, *map(str, range(50))], decoder=True)
+    lines = [line.removeprefix("$ ") for line in page.splitlines() if re.match(r"(\$ )?guide .*(my-llama|steer)", line)]
+    asked = [line for line in lines if not re.search(r"my-128|small-llama", line)]
+    assert len(asked) == 9
+    for line in asked:
+        assert main.run(shlex.split(line)[1:]) == 0, line + capsys.readouterr().err
+    (code,) = blocks("docs/decoders.md", "python")
+    exec(compile(code, "docs/decoders.md", "exec"), {})
+
+
+def save_tiny(folder: str, words: list[str], *, decoder: bool = False) -> None:
+    """A tiny BERT of the given words, or a tiny Llama."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",", *words]
     split = Tokenizer(WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="[UNK]"))
     split.normalizer, split.pre_tokenizer = Lowercase(), Whitespace()
@@ -235,8 +254,12 @@ def save_tiny(folder: str, words: list[str]) -> None:
     }
     transformers.PreTrainedTokenizerFast(tokenizer_object=split, **roles).save_pretrained(folder)
     sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 16}
-    config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=128, pad_token_id=0, **sizes)
-    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    sizes |= {"vocab_size": len(vocabulary), "max_position_embeddings": 128, "pad_token_id": 0}
+    if decoder:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(bos_token_id=2, eos_token_id=3, **sizes))
+    else:
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
+    model.save_pretrained(folder)
 
 
 def test_the_library_page_names_every_feature_and_family() -> None:

@@ -103,12 +103,26 @@ def _add(manifest: dict[str, Any], store: Store, found: dict[str, dict[str, Any]
     recipe = str(manifest["recipe"])
     if recipe in found:
         return
+    manifest = _with_inputs_of_runs(manifest, store)
     for role, source in manifest.get("inputs", {}).items():
         if "recipe" not in source or is_made_by_search(manifest, role):
             continue
         with contextlib.suppress(InputError), store.open(store.folder(source["kind"], source["recipe"])) as parent:
             _add(parent.manifest, store, found)
     found[recipe] = manifest
+
+
+def _with_inputs_of_runs(manifest: dict[str, Any], store: Store) -> dict[str, Any]:
+    """The manifest of a search with the artifacts that its settings name, such as the model of ``--init``, among its inputs; only the
+    manifests of its runs have them.  Any other manifest as it is."""
+    for role, source in manifest.get("inputs", {}).items():
+        if not is_made_by_search(manifest, role) or source.get("kind") != "model" or "recipe" not in source:
+            continue
+        with contextlib.suppress(InputError), store.open(store.folder(source["kind"], source["recipe"])) as run:
+            own = run.manifest.get("inputs", {})
+            named = {name: own[name] for name in own if manifest["config"].get(name) and "recipe" in own[name]}
+            return {**manifest, "inputs": {**named, **manifest["inputs"]}}
+    return manifest
 
 
 def seconds_of(manifest: Mapping[str, Any], store: Store) -> dict[str, float]:

@@ -55,7 +55,7 @@ footer { margin-top: 3rem; border-top: 1px solid var(--line); color: var(--soft)
   table { font-size: 7.5pt; width: auto }
   th, td { padding: .15rem .35rem; white-space: normal }
   pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 7.5pt }
-  h2, figcaption { break-after: avoid }
+  h2, figure:not(.short) > figcaption { break-after: avoid }
   .short, tr, .note { break-inside: avoid }
   thead { display: table-header-group }
   a { text-decoration: none }

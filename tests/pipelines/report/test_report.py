@@ -345,6 +345,26 @@ def test_a_search_costs_the_seconds_of_its_runs_each_once(store: Store, guide: G
     assert shown.code == 0 and "stage      search" in shown.out and "0.25" not in shown.out
 
 
+def test_what_the_runs_of_a_search_start_from_is_drawn_and_made_again_before_it(store: Store) -> None:
+    start = runs.finished(store, None, config={"layers": 3}, counts={"parameters": 5})
+    source = {"kind": "model", "recipe": start.recipe, "content": start.content}
+    other = {"kind": "corpus", "recipe": "1" * 64, "content": "1" * 64}
+    with store.build(
+        "model", digest("begun"), {"stage": "finetune", "inputs": {"init": source, "sequences": other}}
+    ) as out:
+        out.write("config.json", b"{}")
+    run = Artifact(store.folder("model", digest("begun")))
+    inputs = {"model": {"kind": "model", "recipe": run.recipe, "content": run.content}}
+    search = searched(store, {"a=1": [0.25]}, every=False, config={"init": start.reference}, inputs=inputs)
+    made, _ = make.make([search.reference], store)
+    script = next(content.decode() for name, content in made.files() if name == "commands.sh")
+    assert "model_1=$(guide pretrain" in script and 'guide search --init "$model_1"' in " ".join(script.split())
+    with ExitStack() as stack:
+        nodes = origin.nodes_of(open_all([search.reference], store, stack))
+    (node,) = [node for node in nodes.values() if node.title == search.reference]
+    assert [nodes[key].title for key in node.parents] == [start.reference]
+
+
 def timed(store: Store, seconds: float) -> Artifact:
     """A model that took some seconds."""
     recipe = digest(["timed", seconds])

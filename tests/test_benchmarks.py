@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, pages
+from benchmarks.finetuning import __main__ as finetuning_page
 from benchmarks.finetuning import runs as finetuning
 from benchmarks.finetuning.tables import TABLES
 from benchmarks.heads import page as heads_page
 from benchmarks.heads.measured import NOVEL
+from benchmarks.pretraining import page as pretraining_page
+from benchmarks.pretraining.tables import TABLES as PRETRAINING
 from benchmarks.trial import decoders, lasting
 from benchmarks.trial import runs as trial
 from benchmarks.trial.page import as_markdown, draw
@@ -108,6 +111,34 @@ def test_benchmark_runs(
 def test_the_page_of_heads_is_that_of_its_figures() -> None:
     known = json.loads((ROOT / "docs/results/heads.json").read_text(encoding="utf-8"))
     assert heads_page.page(known) == (ROOT / "docs/results/heads.md").read_text(encoding="utf-8")
+
+
+def test_the_pages_of_the_papers_comparisons_are_those_of_their_figures() -> None:
+    parts = {"": (pretraining_page.as_markdown, PRETRAINING), "finetuning-": (finetuning_page.as_markdown, TABLES)}
+    for prefix, (as_page, tables) in parts.items():
+        for name in tables:
+            path = ROOT / f"docs/results/{prefix}{name}.json"
+            if path.exists():
+                rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+                assert as_page(tables[name], rows) in path.with_suffix(".md").read_text(encoding="utf-8"), path.name
+
+
+def test_a_row_of_a_benchmark_is_measured_once_and_not_taken_for_one_of_other_settings(tmp_path: Path) -> None:
+    path, measured = tmp_path / "new" / "table.json", []
+
+    def add(names: dict[str, Any], settings: str) -> None:
+        def measure() -> dict[str, Any]:
+            measured.append(names)
+            return {**names, "settings": settings, "loss": 1.0}
+
+        pages.add_row(path, pages.known(path), names, settings, measure)
+
+    for seed in (0, 1, 0):
+        add({"label": "plain", "seed": seed}, "a")
+    assert [each["seed"] for each in measured] == [0, 1]
+    assert [row["seed"] for row in pages.known(path)["rows"]] == [0, 1] and pages.known(path)["torch"]
+    with pytest.raises(SystemExit, match="plain, 1 was trained with other settings"):
+        add({"label": "plain", "seed": 1}, "b")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -3,13 +3,14 @@
 #
 # The paper: RoBERTa of 12 layers with and without attention guidance (AG) of half or all heads, and with random weights; CoNLL-2012
 #   and sentences with reflexives.  Heads of the plain model are best (.68), half guided ones fall to .28 and guided ones to .21.
-# Here: LitBank in place of CoNLL-2012, which is not public.  At tiny scale 4 layers x 128 that read Python's documentation.
+# Here: LitBank in place of CoNLL-2012, which is not public.  At tiny scale 4 layers x 128 that read LitBank's novels.
 # Costs: tiny 3 runs of 600 steps; paper 3 runs, of 4 days on 8 GPUs each.
 . "$(dirname "$0")/common.sh"
 need coref-litbank/conll "git clone https://github.com/dbamman/litbank '$DATA/litbank' && ln -s litbank/coref '$DATA/coref-litbank'"
 case $SCALE in
 tiny)
-  text=builtin:python-docs vocabulary=4000 length=64 sentences=2000
+  text=lm-litbank-books/books vocabulary=8000 length=64 sentences=2000
+  need $text "mkdir -p '$DATA/lm-litbank-books' && ln -s ../litbank/original '$DATA/$text' # of the same clone"
   set -- --layers 4 --hidden 128 --heads 4 --learning-rate 1e-3 --schedule constant --steps "${STEPS:-600}"
   ;;
 paper)

@@ -96,14 +96,17 @@ def show_plan(
 def _shown(
     plan: Plan, shape: Shape | None, reach: Reach, rows: Sequence[dict[str, Any]], model: str | None
 ) -> Iterator[str]:
+    from guidance.sites import stack_meant
     from pipelines.views import plans
 
     cells = []
     for number, (row, guide) in enumerate(zip(rows, plan.guides, strict=True)):
         if shape:
             layers, heads = plans.heads_text(reach[number])
-            depth = sum((site.stack, site.attention) == (guide.stack, guide.attention) for site in shape.sites)
+            stack = stack_meant(guide.stack, shape.sites)
+            depth = sum((site.stack, site.attention) == (stack, guide.attention) for site in shape.sites)
             row = row | {
+                "place": f"{stack} {guide.attention}",
                 "layers": layers,
                 "heads": heads,
                 "weight": f"{guide.weight_for(depth):g}" if guide.is_loss else "-",

@@ -20,7 +20,7 @@ from guidance.models.families import find_sites
 from guidance.patterns.features import TABLES, Cooccurrence, Vocabulary
 from guidance.plan import Plan
 from guidance.site_plans import SitePlan, plan_sites
-from guidance.sites import EXTRA, Site, stack_of_inputs
+from guidance.sites import EXTRA, Site, stack_meant, stack_of_inputs
 
 _TABLE_TYPES: Mapping[str, tuple[type, ...]] = {"cooccurrence": (Cooccurrence,), "importance": (Tensor, Mapping)}
 
@@ -165,8 +165,8 @@ class GuidedModel:
         return stack_of_inputs(site for sites in self.sites.values() for site in sites)
 
     def stack_of(self, guide: Guide) -> str:
-        """The stack on which a guide acts: a model of one stack has it whatever the guide calls it."""
-        return "decoder" if self.stack_of_inputs == "decoder" else guide.stack
+        """The stack on which a guide acts; see `guidance.sites.stack_meant`."""
+        return stack_meant(guide.stack, (site for sites in self.sites.values() for site in sites))
 
     # weights
 

@@ -13,7 +13,7 @@ from guidance.mechanisms.attacks import AttackMechanism
 from guidance.mechanisms.base import CONTRIBUTIONS, Mechanism
 from guidance.patterns import PATTERNS
 from guidance.plan import Plan
-from guidance.sites import Site, select, select_heads, stack_of_inputs
+from guidance.sites import Site, select, select_heads, stack_meant, stack_of_inputs
 
 ADDED_HEADS = "pal:"
 """What stands before a selector of heads that the plan adds."""
@@ -181,8 +181,8 @@ def _spare_replaced_heads(plan: Plan, guides: dict[int, tuple[int, ...]]) -> Non
 
 def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Site, tuple[int, ...]], float]:
     """The heads that a guide selects, by site, and its weight."""
-    is_alone = stack_of_inputs(sites) == "decoder"  # it has one stack, whatever the row calls it
-    stack = "decoder" if is_alone else guide.stack
+    is_alone = stack_of_inputs(sites) == "decoder"
+    stack = stack_meant(guide.stack, sites)
     mine = {s.layer: s for s in sites if (s.stack, s.attention) == (stack, guide.attention)}
     if not mine:
         if guide.optional:

@@ -41,6 +41,11 @@ def stack_of_inputs(sites: Iterable[Site]) -> str:
     return "decoder" if stacks == {"decoder"} else "encoder"
 
 
+def stack_meant(stack: str, sites: Iterable[Site]) -> str:
+    """The stack on which a row acts that has this ``stack``: a model that is a decoder alone has one, whatever the row calls it."""
+    return "decoder" if stack_of_inputs(sites) == "decoder" else stack
+
+
 Selector = int | str
 """A number, or a rule: ``all``, ``2-4`` (both ends included), ``first 2``, ``last 2``, ``fraction 0.5`` (the first half),
 ``not 0-1`` (removes from what came before).  Heads can also be selected by a table of scores: ``least important 3`` or

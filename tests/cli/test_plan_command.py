@@ -116,6 +116,17 @@ def test_show_has_one_row_per_guide_with_its_settings(guide, files):
     assert "added heads: width = 64, heads = 2" in guide("plan", "show", "mixed.toml").out
 
 
+@pytest.mark.parametrize(("model", "weight"), [("llama:12x4", "10"), ("gpt2:2x4", "100")])
+def test_rows_for_a_causal_model_show_its_stack_and_the_weight_for_its_depth(guide, model, weight):
+    shown = guide("plan", "show", "preset:ag-causal", "--model", model)
+    assert shown.code == 0, shown.err
+    rows = [re.split(r" {2,}", line) for line in shown.out.splitlines()[1:3]]
+    assert [(row[2], row[4], row[7]) for row in rows] == [
+        ("previous", "decoder self", weight),
+        ("first", "decoder self", weight),
+    ]
+
+
 def test_show_explains_rows_whose_options_make_something_else_of_their_mechanism(guide):
     Path("learned.toml").write_text(
         '[[guide]]\nmechanism = "gate"\ninput = "query"\nelementwise = true\n'

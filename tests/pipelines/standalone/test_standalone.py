@@ -28,8 +28,9 @@ from guidance.models.added_heads import Pal
 from guidance.plan import Plan
 from pipelines.standalone.folder import Exported, export_standalone
 from pipelines.storage.store import Store
-from tests.guidance.models import PAD, SEQ2SEQ, batch, inputs_of, tiny_model
+from tests.guidance.models import DECODERS, PAD, SEQ2SEQ, batch, inputs_of, tiny_model
 from tests.guidance.plans import EVERY, PLANS, guide, install_plan, installed
+from tests.guidance.test_cache import EVERYTHING
 
 SHAPING = [name for name, plan in PLANS.items() if plan.shapes_outputs]
 CASES = [(family, name) for family in EVERY for name in SHAPING]
@@ -49,6 +50,14 @@ MIXED = Plan(
     Pal(width=8),
 )
 """Rows that read the vocabulary, a condition, added heads, a schedule, a loss and an attack."""
+
+OPENED: Mapping[str, Plan | str] = {
+    "bert": MIXED,
+    "modernbert": MIXED,
+    "deberta-v2": MIXED,
+    "t5": "mask",
+    "gpt2": EVERYTHING,
+}
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 
@@ -127,8 +136,8 @@ def test_another_plan_in_the_configuration_gives_another_model(tmp_path: Path) -
     assert moved.abs().max() > 0.01
 
 
-_BLOCKED = """
-import json, sys
+NOT_INSTALLED = """
+import sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -136,20 +145,27 @@ class Refuse:
             raise ModuleNotFoundError(f"No module named {name!r}: it is blocked")
 
 sys.meta_path.insert(0, Refuse())
-import torch, transformers
+"""
+
+_OPENS = """
+import json, torch, transformers
 
 transformers.utils.logging.set_verbosity_error()
 torch.set_num_threads(1)
 found = {}
-for name, folder in json.loads(sys.argv[1]).items():
+for name, (folder, auto_class) in json.loads(sys.argv[1]).items():
     inputs = torch.load(folder + "/inputs.pt")
-    auto = transformers.AutoModelForSeq2SeqLM if "decoder_input_ids" in inputs else transformers.AutoModelForMaskedLM
+    auto = getattr(transformers, auto_class)
     model = auto.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32, device_map=None)
     half = auto.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16)
     with torch.no_grad():
         found[name] = model(**inputs).logits
         assert half(**inputs).logits.dtype == torch.bfloat16
-    if "decoder_input_ids" in inputs:
+    if auto_class == "AutoModelForCausalLM":
+        for beams in (1, 3):
+            done = model.generate(**inputs, num_beams=beams, **json.loads(sys.argv[3]))
+            found[f"{name}, {beams}"] = (done.sequences, done.logits)
+    if auto_class != "AutoModelForMaskedLM":
         continue
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     fill = transformers.pipeline("fill-mask", model=folder, trust_remote_code=True)
@@ -164,27 +180,38 @@ assert not {"guidance", "pipelines", "cli"} & {name.partition(".")[0] for name i
 torch.save(found, sys.argv[2])
 """
 
+_GENERATION = {
+    "max_new_tokens": 6,
+    "min_new_tokens": 6,
+    "do_sample": False,
+    "output_logits": True,
+    "return_dict_in_generate": True,
+}
+
 
 def test_it_opens_where_this_package_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders, models = {}, {}
-    for family in ("bert", "modernbert", "deberta-v2", "t5"):
-        plan = "mask" if family == "t5" else MIXED
-        models[family], folder, _ = exported(tmp_path / family, family, plan)
+    for family, plan in OPENED.items():
+        models[family], folder, written = exported(tmp_path / family, family, plan)
         inputs = {key: value for key, value in inputs_of(family).items() if key != "labels"}
-        torch.save(inputs, folder / "inputs.pt")
-        folders[family] = str(folder)
+        torch.save(padded_left(inputs) if family in DECODERS else inputs, folder / "inputs.pt")
+        folders[family] = (str(folder), written.auto_class)
     result = tmp_path / "found.pt"
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "its modules"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    command = [sys.executable, "-I", "-c", _BLOCKED, json.dumps(folders), str(result)]
+    code = [sys.executable, "-I", "-c", NOT_INSTALLED + _OPENS]
+    command = [*code, json.dumps(folders), str(result), json.dumps(_GENERATION)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = torch.load(result)
     words = tokenizer()
     for family, model in models.items():
-        inputs = torch.load(Path(folders[family]) / "inputs.pt")
+        inputs = torch.load(Path(folders[family][0]) / "inputs.pt")
         torch.testing.assert_close(found[family], logits(model, inputs), **CLOSE)
-        if family in SEQ2SEQ:
+        for beams in (1, 3) if family in DECODERS else ():
+            wanted, given = model.generate(**inputs, num_beams=beams, **_GENERATION), found[f"{family}, {beams}"]
+            torch.testing.assert_close(given, (wanted.sequences, wanted.logits), **CLOSE)
+        if family in (*SEQ2SEQ, *DECODERS):
             continue
         masked = words(["a b [MASK] d ."], return_tensors="pt")
         likely = logits(model, masked)[0, 2].softmax(-1).topk(3)

@@ -92,6 +92,10 @@ class BatchGuidance:
     def __post_init__(self) -> None:
         self.site_plans = self.guided.remaining(self.strengths)
 
+    def but(self, **changes: Any) -> BatchGuidance:
+        """The same guidance with other values of some attributes; both fill the same ``losses`` and ``attacks``."""
+        return BatchGuidance(**{name: value for name, value in vars(self).items() if name != "site_plans"} | changes)
+
     @property
     def attacking(self) -> bool:
         """This is the second pass, in which attacks are made and losses on heads are not measured."""
@@ -559,3 +563,7 @@ class BatchGuidance:
     def empty(self, scope: AttentionScope) -> Tensor:
         """The queries that may see nothing: (B, 1, Q, 1)."""
         return self._once(("empty", self._index(scope)), lambda: ~scope.allowed_BQK.any(-1)[:, None, :, None])
+
+
+# `fully_shard` copies dataclasses among the arguments of its parts, and what is written into a copy never comes back
+del BatchGuidance.__dataclass_fields__

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -173,7 +172,7 @@ class BeforeCall:
         if passed is None:  # the features went into the guidance
             kwargs = {name: value for name, value in kwargs.items() if not is_feature(name)}
         if recording and guidance.recorded is None:
-            guidance = replace(guidance, recorded={})
+            guidance = guidance.but(recorded={})
         return args, {**kwargs, "guidance": guidance}
 
     def _prefix(self, arguments: Mapping[str, Any]) -> Prefix | None:
@@ -211,8 +210,7 @@ class BeforeCall:
                 hint="give all tokens without a cache; handle.at_inference(...) makes guidance that measures nothing",
             )
         keeps = arguments.get("past_key_values") is not None or arguments.get("use_cache") is not False
-        return replace(
-            guidance,
+        return guidance.but(
             past=0 if prefix is None else prefix.length,
             earlier={} if prefix is None else prefix.states,
             kept={} if keeps and not torch.compiler.is_compiling() else None,
@@ -264,13 +262,16 @@ class BeforeCall:
 
 
 def _refuse_sharded(model: nn.Module) -> None:
-    """Raises InputError for FSDP, which hands copies of the guidance to its parts, so that losses never come back."""
+    """Raises InputError for the first FSDP, which flattens the weights of several modules, added ones too, into one."""
     if torch.compiler.is_compiling() or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.fsdp import FullyShardedDataParallel
 
-    if any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules()):
-        raise InputError("guides are not carried through FSDP", hint="DistributedDataParallel carries them")
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise InputError(
+            "guides are not carried through FullyShardedDataParallel",
+            hint="fully_shard and DistributedDataParallel carry them",
+        )
 
 
 def keep_prefix(model: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:

@@ -29,6 +29,7 @@ from guidance.checkpoint.opening import read_progress as read_progress
 from guidance.checkpoint.writing import config_file as config_file
 from guidance.checkpoint.writing import model_files as model_files
 from guidance.checkpoint.writing import save as save
+from guidance.checkpoint.writing import tensors_of as tensors_of
 from guidance.checkpoint.writing import tokenizer_files as tokenizer_files
 from guidance.checkpoint.writing import weight_files as weight_files
 from guidance.checkpoint.writing import weights as weights

@@ -37,12 +37,13 @@ from guidance.plan import Plan
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of a model by name, copied to the CPU, with those that a plan added; tied tensors come once."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors_of(model).items()}
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """What `weights` copies."""
     tied = set(getattr(model, "all_tied_weights_keys", {}))
-    return {
-        name: tensor.detach().to("cpu", copy=True).contiguous()
-        for name, tensor in model.state_dict().items()
-        if name not in tied
-    }
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
 
 
 def weight_files(tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, bytes]:

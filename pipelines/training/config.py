@@ -103,6 +103,11 @@ class TrainingConfig(ModelConfig):
     micro_batches: int = knob(1, "Parts into which each process splits its share of a batch, to save memory.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to train on; auto takes a GPU if there is one.")
     save_every: int = knob(500, "Steps between checkpoints, from which an interrupted run continues.", ge=1)
+    parallel: Literal["ddp", "fsdp"] = knob(
+        "ddp",
+        "What each process of torchrun holds: ddp, the whole model; fsdp, a part of all weights, gradients and moments, and the layer "
+        "that it computes, which takes less memory and more communication.",
+    )
     gradient_checkpointing: bool = knob(
         False, "Recompute activations in the backward pass: less memory, a third more time."
     )

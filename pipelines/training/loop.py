@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guidance.checkpoint import tensors_of
 from guidance.errors import GuidanceHadNoEffect, InputError, Interrupted, MachineError, NumericalError
 from guidance.guided_model import check_matches
 from pipelines.progress import Progress, log
@@ -32,6 +33,7 @@ from pipelines.training.metrics_log import Beginning, MetricsLog
 from pipelines.training.optimization import Optimizer, share_of_muon
 from pipelines.training.preparation import Prepared
 from pipelines.training.report import training_losses, validation_losses
+from pipelines.training.sharding import gather, gathered, make_whole, shard
 from pipelines.training.state import State, read_state, write_state, write_weights
 from pipelines.training.trackers import Trackers
 
@@ -80,6 +82,8 @@ def train(prepared: Prepared, cluster: Cluster, partial: Path, progress: Progres
             f"a batch of {smallest} cannot be split over {world} processes",
             hint="a larger --batch-size or --batch-tokens, or fewer processes",
         )
+    if prepared.settings.parallel == "fsdp":
+        _check_sharding(prepared, world)
     trackers = partial.parents[2] / "trackers" / f"{partial.parent.name}-{partial.name}"
     try:
         outcome = _Loop(prepared, cluster, partial, progress, trackers).run()
@@ -97,6 +101,24 @@ def train(prepared: Prepared, cluster: Cluster, partial: Path, progress: Progres
         error.hint = f"{error.hint}; `guide rm model/{partial.name}` removes the unfinished run"
         raise
     return outcome
+
+
+def _check_sharding(prepared: Prepared, world: int) -> None:
+    """Raises InputError if the model of a run cannot be divided over so many processes."""
+    settings, smallest = prepared.settings, prepared.order.smallest
+    if world == 1:
+        raise InputError(
+            "--parallel fsdp divides the model over processes, and there is one", hint="start it by torchrun"
+        )
+    if settings.compile:
+        raise InputError("--parallel fsdp does not work with --compile", hint="leave one of them out")
+    if settings.optimizer == "muon":  # the steps of matrices in parts differ in their second digit
+        raise InputError("--parallel fsdp: Muon needs whole matrices", hint="--optimizer adamw, or --parallel ddp")
+    if smallest < world * settings.micro_batches:  # each forward pass gathers weights from all processes
+        raise InputError(
+            f"--parallel fsdp: a batch of {smallest} does not give each of {world} processes {settings.micro_batches} micro-batches",
+            hint="fewer --micro-batches, a larger batch, or --parallel ddp",
+        )
 
 
 def step_timer(prepared: Prepared, cluster: Cluster, folder: Path) -> Callable[[], float]:
@@ -119,8 +141,13 @@ class _Loop:
         self.metrics = MetricsLog(partial)
         if cluster.precision == "fp64":
             learner.model.double()
-        self.bare = learner.model.to(cluster.device)
-        self.model = cluster.accelerator.prepare(self.bare)
+        self.bare, self.is_sharded = learner.model, settings.parallel == "fsdp" and cluster.world > 1
+        if self.is_sharded:
+            shard(self.bare, cluster.device, cluster.world)
+        else:
+            self.bare.to(cluster.device)
+        # what accelerate calls evaluation is a model without data parallelism
+        self.model = cluster.accelerator.prepare_model(self.bare, evaluation_mode=self.is_sharded)
         if settings.compile:
             compile_model(self.bare)
         self.optimizer = Optimizer(self.bare, settings)
@@ -173,6 +200,8 @@ class _Loop:
             if leads:
                 self.metrics.restore(self.step, self.metrics.written)
         tallies = cluster.sum(self.learner.tallies())
+        if self.is_sharded:
+            make_whole(self.bare, keep=cluster.leads)
         return Outcome(self.last, self.metrics.path, self.best, tallies, self._circumstances())
 
     def _report(self, row: Mapping[str, float]) -> None:
@@ -217,6 +246,7 @@ class _Loop:
         packing = getattr(self.settings, "packing", "none")
         return {
             **({} if packing == "none" else {"packing": packing}),
+            **({"parallel": "fsdp"} if self.is_sharded else {}),
             "world": self.cluster.world,
             "device": self.cluster.device.type,
             "precision": self.cluster.precision,
@@ -277,7 +307,7 @@ class _Loop:
             totals |= cluster.sum({key: sum(count[key] for count in counted) for key in counted[0]})
             for batch in batches:
                 last = batch is batches[-1]
-                sync = last and current is passes[-1]
+                sync = self.is_sharded or (last and current is passes[-1])
                 with nullcontext() if sync else cluster.accelerator.no_sync(self.model), cluster.accelerator.autocast():
                     parts = current.losses(self.model, batch, self.step)
                     divided = {name: part / max(totals[name], 1.0) for name, part in parts.items()}
@@ -312,7 +342,7 @@ class _Loop:
         self.model.eval()
         # validation is rare, and would need graphs of its own
         plain = torch.compiler.set_stance("force_eager") if self.settings.compile else nullcontext()
-        with torch.no_grad(), self.cluster.accelerator.autocast(), plain:
+        with torch.no_grad(), self.cluster.accelerator.autocast(), plain, gathered(self.bare):
             sums = self.learner.evaluate(self.bare, self.cluster.rank, self.cluster.world)
             scores = {
                 f"eval/{task}/{metric}": float(value)
@@ -342,7 +372,7 @@ class _Loop:
         if ranked == self.best:
             return
         self.best = ranked
-        self._write("best", self._weights)
+        self._write("best")
         if self.cluster.leads:
             self.checkpoints.retain("best", {*(step for step, _ in self.best), *self.protected})
 
@@ -350,26 +380,29 @@ class _Loop:
 
     def _snapshot(self) -> None:
         if self.step in self.settings.snapshots:
-            self._write("snapshot", self._weights)
+            self._write("snapshot")
 
-    def _write(self, name: str, write: Callable[[Builder], None], keep: int | None = None) -> None:
+    def _write(self, name: str, state: State | None = None) -> None:
+        """Save the weights of this step, and with ``state`` all that a resumed run needs."""
         with self.cluster.only_leader() as leads:
-            if leads:
-                self.checkpoints.save(name, self.step, write, keep=keep)
+            weights = gather(tensors_of(self.bare), keep=leads)
+            moments = gather(self.optimizer.moments() if state else {}, keep=leads)
 
-    def _weights(self, builder: Builder) -> None:
-        write_weights(builder, self.bare)
+            def write(builder: Builder) -> None:
+                if state:
+                    write_state(builder, state, weights, moments)
+                else:
+                    write_weights(builder, weights)
+
+            if leads:
+                self.checkpoints.save(name, self.step, write, keep=KEEP_CHECKPOINTS if state else None)
 
     def _save(self) -> None:
         tallies = self.cluster.sum(self.learner.tallies())
         with self.cluster.only_leader():
             self.metrics.sync()
         state = State(self.step, tuple(self.best), tallies, self._circumstances(), self.metrics.written)
-        self._write(
-            "checkpoint",
-            lambda builder: write_state(builder, state, self.bare, self.optimizer),
-            keep=KEEP_CHECKPOINTS,
-        )
+        self._write("checkpoint", state)
         kept = KEEP_CHECKPOINTS * self.wanted.kept
         self.protected = [*self.protected, *(step for step, _ in self.best)][-kept:]
 
@@ -399,7 +432,7 @@ class _Loop:
         self.learner.restore(state.tallies)
         before, now = state.circumstances, self._circumstances()
         changed = [
-            f"{key} was {before.get(key)}, is {now.get(key)}"
+            f"{key} was {before.get(key, 'none')}, is {now.get(key, 'none')}"
             for key in {**before, **now}
             if before.get(key) != now.get(key)
         ]

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from guidance.mechanisms.adversary import AdversaryWeights
 from guidance.mechanisms.base import not_decaying
 from pipelines.training.config import TrainingConfig
+from pipelines.training.sharding import part_of, whole_of
 
 MOMENTS: Mapping[str, tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 """What each optimizer remembers of the gradients of a weight."""
@@ -59,7 +60,7 @@ class Optimizer:
     def clip(self) -> dict[str, Tensor]:
         """Clip the gradients; gives their norms before clipping, by name."""
         most = self.given.clip or math.inf
-        return {name: nn.utils.clip_grad_norm_(group, most) for name, group in self._clipped.items()}
+        return {name: whole_of(nn.utils.clip_grad_norm_(group, most)) for name, group in self._clipped.items()}
 
     def update(self, rate: float) -> None:
         """Update the weights at this learning rate, and drop the gradients."""
@@ -70,13 +71,10 @@ class Optimizer:
             optimizer.zero_grad(set_to_none=True)
 
     def moments(self) -> dict[str, Tensor]:
-        """The moments of each weight, by name."""
+        """The moments of each weight that has had a gradient, by name."""
         states = {name: self._optimizers[kind].state.get(self._weights[name]) for name, kind in self._kinds.items()}
         return {
-            f"{key}/{name}": state[key].detach().cpu()
-            for name, state in states.items()
-            if state
-            for key in MOMENTS[self._kinds[name]]
+            f"{key}/{name}": state[key] for name, state in states.items() if state for key in MOMENTS[self._kinds[name]]
         }
 
     def restore(self, moments: Mapping[str, Tensor], step: int) -> None:
@@ -87,7 +85,7 @@ class Optimizer:
         """
         for name in {key.partition("/")[2] for key in moments}:
             weight, kind = self._weights[name], self._kinds[name]
-            state = {key: moments[f"{key}/{name}"].to(weight.device) for key in MOMENTS[kind]}
+            state = {key: part_of(moments[f"{key}/{name}"], weight) for key in MOMENTS[kind]}
             if kind == "adamw":
                 fused = self._optimizers[kind].defaults["fused"]
                 state["step"] = torch.tensor(float(step), device=weight.device if fused else None)

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import safetensors.torch
-from torch import nn
+from torch import Tensor, nn
 
-from guidance.checkpoint import weights
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training.checkpoints import WEIGHTS
 from pipelines.training.metrics_log import Beginning
 from pipelines.training.optimization import Optimizer
+from pipelines.training.sharding import part_of
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,24 @@ class State:
     log: Beginning | None
 
 
-def write_weights(builder: Builder, model: nn.Module) -> None:
-    """Write the weights of a model as `WEIGHTS`."""
-    builder.write(WEIGHTS, safetensors.torch.save(weights(model), metadata={"format": "pt"}))
+def write_weights(builder: Builder, weights: Mapping[str, Tensor]) -> None:
+    """Write the weights of a model, by name, as `WEIGHTS`."""
+    builder.write(WEIGHTS, safetensors.torch.save(dict(weights), metadata={"format": "pt"}))
 
 
-def write_state(builder: Builder, state: State, model: nn.Module, optimizer: Optimizer) -> None:
-    """Write everything that a resumed run needs."""
-    write_weights(builder, model)
-    builder.write("optimizer.safetensors", safetensors.torch.save(optimizer.moments()))
+def write_state(builder: Builder, state: State, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+    """Write everything that a resumed run needs.
+
+    Args:
+        moments: see `pipelines.training.optimization.Optimizer.moments`.
+    """
+    write_weights(builder, weights)
+    builder.write("optimizer.safetensors", safetensors.torch.save(dict(moments)))
     about = {
         "step": state.step,
         "best": state.best[0] if state.best else None,
         "next_best": state.best[1:],
-        "optimized": len(optimizer),
+        "optimized": len({key.partition("/")[2] for key in moments}),
         "tallies": dict(state.tallies),
         "circumstances": state.circumstances,
         "log": state.log and asdict(state.log),
@@ -85,7 +89,9 @@ def read_state(artifact: Artifact, model: nn.Module, optimizer: Optimizer) -> St
 
 def _load_weights(model: nn.Module, artifact: Artifact) -> None:
     tensors = safetensors.torch.load(artifact.read(WEIGHTS))
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    own = model.state_dict()
+    placed = {name: part_of(tensor, own[name]) if name in own else tensor for name, tensor in tensors.items()}
+    missing, unexpected = model.load_state_dict(placed, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", {}))
     if unexpected or set(missing) - tied:
         raise ArtifactDamaged(f"{artifact.path}: the weights are not those of this model")

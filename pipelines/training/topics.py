@@ -33,7 +33,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "allow_change",
         "report_to",
     ),
-    "Machine": ("device", "precision", "micro_batches", "gradient_checkpointing", "compile"),
+    "Machine": ("device", "precision", "micro_batches", "parallel", "gradient_checkpointing", "compile"),
 }
 
 FINETUNE_TOPICS = {

@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -254,27 +254,80 @@ def test_objectives_whose_sequences_hold_several_texts_are_not_packed(world: Wor
 
 
 @pytest.fixture(scope="module")
-def of_two_processes(world: World, every: bool) -> Mapping[str, Path]:
-    """The folders in which ``torchrun`` has trained every case in two processes."""
-    ways = {"four": {"micro_batches": 4}} | ({"one": {"micro_batches": 1}} if every else {})
+def of_two_processes(world: World, every: bool) -> Mapping[str, Sequence[Path]]:
+    """The stores into which ``torchrun`` has trained each case in two processes, each of which holds the whole model or a part."""
+    fsdp = {"parallel": "fsdp"}
+    runs = [(case, "four", {"micro_batches": 4}) for case in CASES]
+    runs += [(case, "divided", fsdp) for case in [*CASES][:: 1 if every else 2]]
+    runs += [
+        (case, way, changes)
+        for case in CASES
+        for way, changes in (("one", {}), ("divided-two", {**fsdp, "micro_batches": 2}))
+        if every
+    ]
+    folders = {case: [world.folder / f"{way}-{case}" for of, way, _ in runs if of == case] for case in CASES}
     command_lines = []
-    for way, changes in ways.items():
-        for case in CASES:
-            into = world.folder / f"{way}-of-two-{case}"
-            settings = settings_of(world, case, into, **changes)
-            command = "finetune" if CASES[case].data[0] in world.words else "pretrain"
-            data = [world.data[name] for name in CASES[case].data]
-            references = [made.reference if command == "finetune" else str(made.path) for made in data]
-            command_lines.append([command, *references, "--store", str(into), *flags(settings)])
+    for case, way, changes in runs:
+        into, data = world.folder / f"{way}-{case}", CASES[case].data
+        settings = settings_of(world, case, into, **changes)
+        is_task = data[0] in world.words
+        named = [world.data[name].reference if is_task else str(world.data[name].path) for name in data]
+        command_lines.append(["finetune" if is_task else "pretrain", *named, "--store", str(into), *flags(settings)])
     ended = torchrun(2, command_lines, world.folder)
     assert ended.returncode == 0, ended.stderr
     assert len(ended.stdout.splitlines()) == len(command_lines), "only the first process names what was made"
-    return {way: world.folder / f"{way}-of-two" for way in ways}
+    return folders
 
 
-def test_two_processes_learn_the_same_as_one(whole: tuple[str, Path], of_two_processes: Mapping[str, Path]) -> None:
-    for folder in of_two_processes.values():
-        assert_close(model(folder.with_name(f"{folder.name}-{whole[0]}")), whole[1])
+def test_two_processes_learn_the_same_as_one(
+    whole: tuple[str, Path], of_two_processes: Mapping[str, Sequence[Path]]
+) -> None:
+    for into in of_two_processes[whole[0]]:
+        assert_close(model(into), whole[1])
+        assert (model(into) / "config.json").read_bytes() == (whole[1] / "config.json").read_bytes()
+
+
+def test_a_divided_run_goes_on_to_the_bit_and_one_process_can_go_on(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = "electra with conflicts"  # model and generator share a matrix
+
+    def divided(into: Path, step: int | None = None) -> list[int]:
+        kill = At(step, send(signal.SIGKILL)) if step else None
+        return processes(2, lambda rank: train(world, case, into, progress=kill, parallel="fsdp"))
+
+    killed, uninterrupted, other = (tmp_path / name for name in ("killed", "uninterrupted", "other"))
+    assert divided(uninterrupted) == [0, 0]
+    assert all(set(divided(killed, step)) <= {KILLED, 3} for step in (3, 7))
+    assert divided(killed) == [0, 0]
+    assert trainings.metrics(model(killed)) == trainings.metrics(model(uninterrupted))
+    for path in model(uninterrupted).rglob("*.safetensors"):
+        assert (model(killed) / path.relative_to(model(uninterrupted))).read_bytes() == path.read_bytes(), path
+    assert set(divided(other, 5)) <= {KILLED, 3}
+    with caplog.at_level(logging.WARNING):
+        train(world, case, other)
+    assert "not bit-equal: parallel was fsdp, is none, world was 2, is 1" in caplog.text
+    assert_close(model(other), model(uninterrupted))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 3, "micro_batches": 2}, "a batch of 3 does not give each of 2 processes 2 micro-batches"),
+        ({"compile": True}, "--parallel fsdp does not work with --compile"),
+        ({"optimizer": "muon"}, "--parallel fsdp: Muon needs whole matrices"),
+        ({}, "--parallel fsdp divides the model over processes, and there is one"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(world: World, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    def refused(rank: int) -> None:
+        with pytest.raises(InputError, match=message):
+            train(world, "electra with conflicts", tmp_path / "refused", parallel="fsdp", **changes)
+
+    if changes:
+        assert processes(2, refused) == [0, 0]
+    else:
+        refused(0)
 
 
 @pytest.mark.one_in(3)

@@ -105,8 +105,8 @@ class TrainingConfig(ModelConfig):
     save_every: int = knob(500, "Steps between checkpoints, from which an interrupted run continues.", ge=1)
     parallel: Literal["ddp", "fsdp"] = knob(
         "ddp",
-        "What each process of torchrun holds: ddp, the whole model; fsdp, a part of all weights, gradients and moments, and the layer "
-        "that it computes, which takes less memory and more communication.",
+        "Way to share a model among the processes of torchrun: with ddp each holds all of it; with fsdp a part of its weights, gradients "
+        "and moments, and the layer that it computes, which takes less memory and more communication.",
     )
     gradient_checkpointing: bool = knob(
         False, "Recompute activations in the backward pass: less memory, a third more time."

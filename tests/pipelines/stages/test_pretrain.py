@@ -702,7 +702,7 @@ def test_knobs_may_change_on_resume(store: Store) -> None:
     knobs: dict[str, Any] = {"micro_batches": 2, "device": "cpu", "save_every": 1, "max_time": 60.0}
     knobs["gradient_checkpointing"] = True
     given = {name for name, field in pretrain.Config.model_fields.items() if is_knob(field)}
-    others = {"plan", "init", "masks", "cooccur", "masking", "scores", "report_to", "compile", "packing"}
+    others = {"plan", "init", "masks", "cooccur", "masking", "scores", "report_to", "compile", "packing", "parallel"}
     assert given - set(knobs) == others
     result = trainings.train(store, resume=f"model/{folder.name[:8]}", **knobs)
     assert result.artifact.id == folder.name

@@ -57,10 +57,11 @@ class Cluster:
         return values
 
     def broadcast(self, value: float) -> float:
-        """The leader's value, in every process."""
-        packed = torch.tensor([value], dtype=torch.float64, device=self.device)
-        torch.distributed.broadcast(packed, 0)
-        return float(packed.item())
+        """The leader's value, in every process.
+
+        All wait for all: a leader that sent its value and ended would break the connections of those that are still joining.
+        """
+        return self.sum({"value": value if self.leads else 0.0})["value"]
 
     @contextmanager
     def only_leader(self) -> Iterator[bool]:

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from pipelines.stages import cooccurrence, corpus, dataset, finetune, pretrain, 
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training import memory, preparation
+from pipelines.training.cluster import Cluster
 from pipelines.training.order import AnyOrder
 from tests import trainings
 from tests.documents import articles, make, sections, write
@@ -285,6 +287,25 @@ def test_two_processes_learn_the_same_as_one(
     for into in of_two_processes[whole[0]]:
         assert_close(model(into), whole[1])
         assert (model(into) / "config.json").read_bytes() == (whole[1] / "config.json").read_bytes()
+
+
+def test_all_processes_end_well_where_the_model_exists(world: World, tmp_path: Path) -> None:
+    train(world, "mlm, packed", tmp_path)
+    assert processes(2, lambda rank: train(world, "mlm, packed", tmp_path)) == [0, 0]
+
+
+def test_no_process_has_the_leaders_value_before_all_have_asked_for_it(tmp_path: Path) -> None:
+    """A leader that went on at once, and ended, would break the connections of those that are still joining."""
+
+    def ask(rank: int) -> None:
+        cluster = Cluster("cpu", "fp32")
+        if rank == 3:
+            time.sleep(0.5)
+            (tmp_path / "asked").touch()
+        assert cluster.broadcast(3.0 if cluster.leads else 5.0) == 3.0
+        assert not cluster.leads or (tmp_path / "asked").exists()
+
+    assert processes(4, ask) == [0] * 4
 
 
 def test_a_divided_run_goes_on_to_the_bit_and_one_process_can_go_on(

@@ -44,7 +44,7 @@ for corpus in $corpora; do
     for plan in none preset:gaussian preset:ag-translation; do
       keep pretrain "$packed" --objective translation --schedule inverse-sqrt --beta2 0.98 "$@" --plan $plan --seed "$seed" \
         --name "a7-$corpus-${plan#preset:}-$seed"
-      keep evaluate "$made" "$packed"
+      keep evaluate "$made" "$packed" --name "a7-$corpus-${plan#preset:}-$seed-test"
     done
   done
 done

@@ -39,8 +39,8 @@ for seed in $(seq 0 $((SEEDS - 1))); do
   set -- --objective translation --layers 2 --hidden 256 --heads 8 --ffn 512 --schedule inverse-sqrt --beta2 0.98 "$@" \
     --seed "$seed"
   keep pretrain "$packed" "$@" --name "b2-plain-$seed"
-  keep evaluate "$made" "$packed"
+  keep evaluate "$made" "$packed" --name "b2-plain-$seed-test"
   keep pretrain "$packed" "$@" --plan $roles --masks "$masks" --name "b2-roles-$seed"
-  keep evaluate "$made" "$packed" --masks "$masks"
+  keep evaluate "$made" "$packed" --masks "$masks" --name "b2-roles-$seed-test"
 done
 report b-table2 --row 'b2-plain-*=Transformer [19]' --row 'b2-roles-*=Transformer-Guided-Attn (ours)'

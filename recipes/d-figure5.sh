@@ -21,6 +21,6 @@ for task in $tasks; do
   task "$task"
   model=$(run finetune "$data" --init "$(at "$init")" --plan preset:asa --max-length 128 --epochs "${EPOCHS:-3}" "$@" \
     --name "d5-$task")
-  keep probe attack "$model" "$data" --layer "$layer" --limit 200
+  keep probe attack "$model" "$data" --layer "$layer" --limit 200 --name "d5-$task-attack"
 done
 report d-figure5

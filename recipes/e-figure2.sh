@@ -22,7 +22,7 @@ ready
 task "$task"
 keep finetune "$data" --init "$(at "$init")" --max-length 512 --extend-positions "$@" --name e2-model
 model=$made
-keep probe importance "$model" "$data"
-keep probe relevance "$model" "$data"
+keep probe importance "$model" "$data" --name e2-importance
+keep probe relevance "$model" "$data" --name e2-relevance
 report e-figure2
 run discover score "$model" "$data" --limit 200

@@ -20,11 +20,12 @@ ready
 [ "$SCALE" = paper ] || small_model
 task "$task"
 important() {
-  model=$(run finetune "$data" --max-length "$length" "$@")
-  keep probe importance "$model" "$data"
+  name=$1 && shift
+  model=$(run finetune "$data" --max-length "$length" "$@" --name "ef3-$name")
+  keep probe importance "$model" "$data" --name "ef3-$name-importance"
 }
-important "$@" --architecture bert --layers "$layers" --hidden "$hidden" --heads "$heads" --plan preset:patterns --name ef3-own-heads
+important own-heads "$@" --architecture bert --layers "$layers" --hidden "$hidden" --heads "$heads" --plan preset:patterns
 for plan in "$recipes/plans/pal.toml" preset:pal-patterns; do
-  important "$@" --init "$(at "$init")" --extend-positions --plan "$plan" --name "ef3-$(basename "${plan#preset:}" .toml)"
+  important "$(basename "${plan#preset:}" .toml)" "$@" --init "$(at "$init")" --extend-positions --plan "$plan"
 done
 report e-figure3

@@ -28,7 +28,7 @@ def section(runs: Runs) -> tuple[Section, dict[str, bytes]]:
     head = ["#!/bin/sh", "# Makes the runs of this report again; what exists is not made twice.", "set -e"]
     said = (
         "Each command prints the artifact that it made, which the next ones read. Artifacts that exist already are not made again. "
-        "Paths of files are as they were given; the manifests of artifacts have their digests."
+        "Files of data are named without their folders, plans as they were given; the manifests of artifacts have the digests of both."
     )
     listing = Listing("commands.sh", "\n".join([*head, *lines]) + "\n")
     return Section("commands", "The commands to redo it", [Prose(said), listing]), script.plans

@@ -66,10 +66,25 @@ class Runs:
         """What people call the data of a run: the name of its sequences or dataset, or of the corpus behind them."""
         data = self.input_of(manifest, "sequences", "dataset", "corpus")
         if data is None:
-            return "data that are not in this store"
+            inputs = manifest.get("inputs", {})
+            if any(role in inputs for role in ("sequences", "dataset", "corpus")):
+                return "data that are not in this store"
+            return next((names_of_files(each) for each in inputs.values() if each.get("kind") == "files"), "–")
         corpus = self.input_of(data, "corpus")
         is_named = data["recipe"] in self.names or corpus is None
         return self.name_of(data if is_named or corpus is None else corpus)
+
+
+def names_of_files(source: Mapping[str, Any]) -> str:
+    """Files that a command has read: the name of one, or the first name and how many there are."""
+    first, count = str(next(iter(source.get("first", ())), "files")), int(source.get("count", 1))
+    return first if count == 1 else f"{first} and {count - 1:,} more"
+
+
+def plan_of(config: Mapping[str, Any]) -> str:
+    """What people call the plan of a run: its preset, or the names of its files; empty if it was given none."""
+    plan = config.get("plan") or []
+    return ", ".join(str(each).rpartition("/")[2] for each in ([plan] if isinstance(plan, str) else plan))
 
 
 def open_all(references: Iterable[str], store: Store, stack: ExitStack) -> Runs:

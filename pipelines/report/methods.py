@@ -59,9 +59,10 @@ def _models(runs: Runs, plans: Mapping[str, Plan]) -> Iterable[str]:
         seeds = ", ".join(str(each.config.get("seed")) for each in group)
         size = size_of(first)
         about = f" ({size})" if size else ""
-        batch = config.get("batch_size")
+        tokens, batch = config.get("batch_tokens"), config.get("batch_size")
+        of = f"of at most {tokens:,} tokens" if tokens else f"of {batch} sequences" if batch else ""
         steps = counts.get("steps") or config.get("steps")
-        how = [f"for {steps:,} steps" if isinstance(steps, int) else "", f"of {batch} sequences" if batch else ""]
+        how = [f"for {steps:,} steps" if isinstance(steps, int) else "", of]
         rate = config.get("learning_rate")
         by = " by Muon and AdamW" if config.get("optimizer") == "muon" else ""
         verb = "pre-trained" if first.artifact.manifest["stage"] == "pretrain" else "fine-tuned"

@@ -11,7 +11,7 @@ from typing import Any
 from guidance.errors import counted
 from pipelines.drawing import figure_of, letters_of_all_scripts, printed
 from pipelines.report.blocks import Block, Grid, Picture, Prose, Section
-from pipelines.report.given import Runs, is_made_by_search, seconds_of
+from pipelines.report.given import Runs, is_made_by_search, plan_of, seconds_of
 from pipelines.storage.manifest import digest
 from pipelines.views.comparison import common_labels
 from pipelines.views.comparison_tables import Table
@@ -88,8 +88,8 @@ def _lines(made: Sequence[Mapping[str, Any]]) -> list[str]:
     several = f", seeds {', '.join(seeds)}" if seeds else f", {len(made)} of them"
     lines = [str(made[0]["stage"]) + (several if len(made) > 1 else "")]
     config, counts = made[0].get("config", {}), made[0].get("counts", {})
-    if plan := config.get("plan"):
-        lines.append(f"plan {', '.join(plan) if isinstance(plan, list) else plan}")
+    if plan := plan_of(config):
+        lines.append(f"plan {plan}")
     known = [counted(counts[name + "s"], name) for name in _COUNTED if type(counts.get(name + "s")) is int]
     if type(counts.get("vocabulary")) is int:
         known.append(f"vocabulary {counts['vocabulary']:,}")
@@ -190,14 +190,12 @@ def lineage(runs: Runs) -> Section:
     for each in runs.given:
         config, counts = each.config, each.artifact.counts
         what = str(config.get("objective") or config.get("task") or counts.get("task") or counts.get("probe") or "")
-        plan = config.get("plan")
-        plans = ", ".join(plan) if isinstance(plan, list) else str(plan or "")
         seed = config.get("seed")
         about = [
             each.artifact.manifest["stage"],
             what,
             runs.data_of(each.artifact.manifest),
-            plans or "–",
+            plan_of(config) or "–",
             "–" if seed is None else str(seed),
         ]
         cells.append([each.label, each.artifact.reference, *map(str, about)])

@@ -149,7 +149,7 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
 
     for number, part in enumerate(grouped(runs.of("search"), topic).values(), 1):
         name, notes, tests, scored = f"search-{number}", list[str](), list[Tested](), list[Scored]()
-        blocks: list[Block] = []
+        blocks, alone = list[Block](), dict[tuple[str, ...], list[list[str]]]()
         for each in part:
             prefix = f"{each.label}: " if len(part) > 1 else ""
             own = [
@@ -157,16 +157,27 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
                 for tested in compare_settings(each.artifact)
             ]
             place = f"{name}-{file_name(each.label)}"
-            blocks += [
-                Grid(
-                    f"{place}-{n}",
-                    Table(f"{each.label}: {table.titles[0]}", list(table.titles), [list(r) for r in table.rows]),
-                )
-                for n, table in enumerate(search_tables(each.artifact), 1)
-            ]
+            settings = search_tables(each.artifact)[0]  # what was tested is in a table of all searches, below
+            if len(settings.rows) > 1:
+                caption = f"{each.label}: settings"
+                table = Table(caption, list(settings.titles), [list(row) for row in settings.rows])
+                blocks.append(Grid(f"{place}-settings", table))
+            else:
+                alone.setdefault(tuple(settings.titles), []).extend([each.label, *row] for row in settings.rows)
             blocks += grids_of_tests(place, own)
             tests += own
             scored += _measured(each, prefix)
+        blocks = [
+            *(
+                Grid(f"{name}-alone-{n}", Table("searches of one setting", ["search", *titles], rows))
+                for n, (titles, rows) in enumerate(alone.items(), 1)
+            ),
+            *blocks,
+        ]
+        if any(each.metrics for each in scored):
+            several = any(len(each.seeds) > 1 for each in scored)
+            caption = "what was tested" + "; means ± sample standard deviation over n seeds and folds" * several
+            blocks.append(Grid(f"{name}-metrics", metric_table(scored, caption)))
         if len(part) > 1:
             labels, artifacts = [each.label for each in part], [each.artifact for each in part]
             try:
@@ -177,10 +188,6 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
                 blocks += [Grid(f"{name}-reached", table) for table in reached_tables(reached)]
             except GuideError as error:
                 notes.append(error.message)
-        if any(each.metrics for each in scored):
-            several = any(len(each.seeds) > 1 for each in scored)
-            caption = "what was tested" + "; means ± sample standard deviation over n seeds and folds" * several
-            blocks.append(Grid(f"{name}-metrics", metric_table(scored, caption)))
         blocks += notes_of(notes)
         yield part, Section(name, f"Search: {part[0].artifact.counts.get('task')}", blocks), tests, scored
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from pipelines.views.comparison_tables import Table, rounded
+from pipelines.views.comparison_tables import MISSING, Table, rounded
 from pipelines.views.evaluations import Tested
 from pipelines.views.searches import Reached
 
@@ -33,8 +33,13 @@ def tables_of_tests(tests: Sequence[Tested], label: Mapping[str, str] = MappingP
                 if math.isnan(difference.low)
                 else " to ".join(rounded(end, "+.4f") for end in (difference.low, difference.high))
             )
-            test = f"{difference.test}, {difference.n:,} {tested.unit}"
-            rows.append([tested.metric, *values, interval, f"{difference.p:.4f}", f"{tested.corrected:.4f}", test])
+            ps = (MISSING if math.isnan(p) else f"{p:.4f}" for p in (difference.p, tested.corrected))
+            test = (
+                f"{difference.test}, {difference.n:,} {tested.unit}"
+                if difference.n > 1
+                else f"needs several {tested.unit}"
+            )
+            rows.append([tested.metric, *values, interval, *ps, test])
         sides = (label.get(baseline, baseline), label.get(other, other))
         titles = ["metric", *sides, "difference", "95 % interval", "p", "corrected p", "test"]
         tables.append(Table(f"{sides[1]} compared with {sides[0]}", titles, rows))

@@ -451,7 +451,7 @@ def test_settings_of_a_search_are_summarised_and_tested_over_seeds(store: Store)
     metrics = {"a=1": [0.5, 0.6, 0.7], "a=2": [0.6, 0.8, 0.8]}
     search = searched(store, metrics, every=True)
     made, _ = make.make([search.reference], store, paper="b-table3")
-    assert grid(made, f"search-1-search-{search.id}-1").cells[0] == ["a=1", "1.0000 ± 0.0000", "3"]
+    assert grid(made, f"search-1-search-{search.id}-settings").cells[0] == ["a=1", "1.0000 ± 0.0000", "3"]
     (tested,) = made.facts["comparisons"]
     assert tested["difference"]["p"] == pytest.approx(paired_t([0.1, 0.2, 0.1]).p)
     assert grid(made, "search-1-metrics").cells == [["a=1", "3", "0.6000 ± 0.1000"], ["a=2", "3", "0.7333 ± 0.1155"]]
@@ -467,6 +467,37 @@ def test_of_one_run_each_a_gain_has_no_p_value(store: Store) -> None:
     made, _ = make.make(searches, store, paper="b-table3")
     assert [row[-1] for row in grid(made, "paper-other-gains").cells if row[0] == "ours"] == ["+10.0"]
     assert "None of our differences is tested" in as_markdown(made, "x")
+    ((*_, p, corrected, test),) = grid(made, "search-1-compared-test-1").cells
+    assert (p, corrected, test) == ("–", "–", "needs several seeds")
+
+
+def test_searches_of_one_setting_share_a_table(store: Store) -> None:
+    searches = [searched(store, {"": [value]}, every=False).reference for value in (0.5, 0.6)]
+    made, _ = make.make([*searches, searched(store, {"a=1": [0.5], "a=2": [0.5]}, every=True).reference], store)
+    own = next(section for section in made.sections if section.name == "search-1").blocks
+    assert [block.name.rpartition("-")[2] for block in own[:3] if isinstance(block, Grid)] == [
+        "1",
+        "settings",
+        "metrics",
+    ]
+    assert grid(made, "search-1-alone-1").cells == [[name, "(no grid)", "1.0000 ± 0.0000", "3"] for name in searches]
+
+
+def test_files_of_data_and_plans_are_named_without_their_folders(store: Store) -> None:
+    config = {"plan": ["/home/me/plans/next.toml", "preset:ag"], "batch_tokens": 2048}
+    model = runs.finished(store, [], config=config, counts={"steps": 600})
+    files = {"kind": "files", "content": "0" * 64, "count": 3, "first": ["one.conll", "two.conll", "three.conll"]}
+    for name, inputs in (("coref", {"texts": files}), ("reflexive", {})):
+        manifest = {"stage": f"probe-{name}", "inputs": inputs, "config": {}}
+        with store.build("probe", digest(name), manifest) as out:
+            out.counts |= {"probe": name}
+    probes = [f"probe/{digest(name)[:16]}" for name in ("coref", "reflexive")]
+    made, _ = make.make([model.reference, *probes], store)
+    cells = grid(made, "runs").cells
+    assert [row[4] for row in cells[1:]] == ["one.conll and 2 more", "–"]
+    assert [row[5] for row in cells] == ["next.toml, preset:ag", "–", "–"]
+    assert "/home/me" not in as_markdown(made, "x").partition("## The commands")[0]
+    assert "for 600 steps of at most 2,048 tokens" in as_markdown(made, "x")
 
 
 def test_of_a_search_that_tested_only_what_it_chose_only_that_is_ours(store: Store) -> None:

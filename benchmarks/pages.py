@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pipelines.metrics.significance import Difference, detectable, holm, paired_t
-from pipelines.views.comparison_tables import MISSING, Table, markdown_table, p_value, reached
+from pipelines.views.comparison_tables import Table, markdown_table, p_value, reached
 from pipelines.views.figures import Summary
 from pipelines.views.learning_curves import draw_floors
 
@@ -83,18 +83,18 @@ def effect(difference: Difference) -> list[str]:
     return [f"{difference.effect:+.3f}", f"{difference.low:+.3f} to {difference.high:+.3f}"]
 
 
-def cells_of_tests(gains: Mapping[str, Sequence[float]], *, shared_folds: bool) -> dict[str, list[str]]:
+def cells_of_tests(gains: Mapping[str, Sequence[float]]) -> dict[str, list[str]]:
     """The cells of `TESTED`, by label, of the differences of pairs; p-values are corrected by Holm's method.
 
     The last one is the true difference that so many pairs show with a probability of 0.8 at a level of 0.05 divided by the number of
-    labels, if differences vary as they did; of folds, which share examples, there is none.
+    labels, if differences vary as they did.
     """
-    tests = {label: paired_t(values, shared_folds=shared_folds) for label, values in gains.items()}
+    tests = {label: paired_t(values) for label, values in gains.items()}
     corrected, level = holm([test.p for test in tests.values()]), 0.05 / max(len(tests), 1)
     return {
         label: [
             *(*effect(test), p_value(test.p), p_value(p)),
-            MISSING if shared_folds else f"{detectable(stdev(gains[label]), test.n, level=level):.3f}",
+            f"{detectable(stdev(gains[label]), test.n, level=level):.3f}",
         ]
         for (label, test), p in zip(tests.items(), corrected, strict=True)
     }

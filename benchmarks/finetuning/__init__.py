@@ -1,13 +1,12 @@
-"""The fine-tuning comparisons of the papers, small enough for two cores; one command per table.
+"""What the methods are worth in fine-tuning a published model, and the whole loop of paper E; one command per table.
 
     python -m benchmarks.finetuning TABLE [--only TEXT] [--data TEXT] [--store artifacts] [--out docs/results]
 
-The data come from public repositories and are expected in ``GUIDE_SHARED``/data (by default ../shared/data), the parser in
-``GUIDE_SHARED``/models.
+The data come from public repositories and are expected in ``GUIDE_SHARED``/data (by default ../shared/data).  The papers' tables
+are scripts of commands, in ``recipes/``.
 
 Each row of a table is trained with every learning rate of the table on the first seed.  The rate with the best validation is
-kept for the other seeds, so that every row is tuned alike; the test split is only touched with that rate.  Where a data set has
-no test split, the runs are the folds of a cross-validation, and the rate is chosen in each fold.
+kept for the other seeds, so that every row is tuned alike; the test split is only touched with that rate.
 
 The table ``published`` is tuned with a seed that its figures do not use.  Each row tries three settings there: learning rates,
 or for a method with a strength of its own three strengths, at the best rate of plain fine-tuning.

@@ -17,7 +17,7 @@ from pipelines.views.comparison_tables import MISSING
 def as_markdown(table: Table, rows: Sequence[Row]) -> str:
     """One line for each row and data set: mean and deviation, and a paired test against the first row of the table."""
     lines = []
-    for name, data in table.data.items():
+    for name in table.data:
         own = {row["label"]: row for row in rows if row["data"] == name}
         base = own.get(next(iter(table.rows)))
         gains = {
@@ -25,9 +25,9 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
             for label, row in own.items()
             if base is not None and row is not base
         }
-        tested = cells_of_tests(gains, shared_folds=data.folds)
+        tested = cells_of_tests(gains)
         for label, row in own.items():
-            runs = f"{len(row['runs'])} {'folds' if data.folds else 'seeds'}"
+            runs = f"{len(row['runs'])} seeds"
             cells = [cell(row["runs"]), *tested.get(label, [MISSING] * len(TESTED))]
             rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row["rates"]))
             lines.append([name, label, row["metric"], runs, *cells, rates])

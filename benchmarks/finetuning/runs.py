@@ -17,7 +17,7 @@ from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 
 RUNS = 3
-"""Seeds, or folds, of each row, unless its table has another number."""
+"""Seeds of each row, unless its table has another number."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,11 @@ class Data:
     Attributes:
         build: makes the dataset and gives its reference.
         metric: of the test split.
-        folds: whether it has no test split of its own.
         settings: of all rows on this data.
     """
 
     build: Callable[[Store], str]
     metric: str
-    folds: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -100,8 +98,6 @@ def settings_of(table: Table, data: Data, changes: Mapping[str, Any], store: Sto
     given.pop("tried", None)
     if table.start is not None and "init" not in given:
         given["init"] = table.start(store)
-    if given.get("init") == "starter":
-        given["init"] = starter(store)
     if isinstance(given.get("plan"), Found):
         given["plan"] = given["plan"].plan(table, store)
     if isinstance(given.get("plan"), Plan):
@@ -160,8 +156,6 @@ def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, A
         chosen = chosen_setting(table, label, name, store)
         runs = chosen_runs(searched(reference, settings | chosen, store, seeds=table.seeds))
         about = {"chosen": {key: Path(value).read_text() if key == "plan" else value for key, value in chosen.items()}}
-    elif data.folds:
-        runs = chosen_runs(searched(reference, settings, store, grid=grid_of(table.rates), folds=table.seeds))
     else:
         runs = tuned_runs(reference, settings, table.rates, table.seeds, store)
     models = [store.load(f"model/{run['model']}") for run in runs]
@@ -180,7 +174,7 @@ def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, A
 
 def settings_digest(table: Table, label: str, name: str) -> str:
     """A digest of all that decides the figures of a row."""
-    changes = {key: _plain(value) for key, value in table.rows[label].items() if key != "parser"}  # a path
+    changes = {key: _plain(value) for key, value in table.rows[label].items()}
     settings = [dict(table.settings), dict(table.data[name].settings), changes, list(table.rates), table.seeds]
     return digest(settings + ([] if table.tuning_seed is None else [table.tuning_seed]))[:16]
 
@@ -195,9 +189,9 @@ def _plain(value: Any) -> Any:
 def evidence(table: Table, store: Store) -> dict[str, Any]:
     """What the figures of a table have to be read with."""
     found: dict[str, Any] = {}
-    if table.start is starter or any(changes.get("init") == "starter" for changes in table.rows.values()):
+    if table.start is starter:
         found["starter"] = about_starter(store)
-    tested = {name: data for name, data in table.data.items() if data.metric == "accuracy" and not data.folds}
+    tested = {name: data for name, data in table.data.items() if data.metric == "accuracy"}
     if tested:
         found["most frequent class"] = {name: most_frequent(data.build(store), store) for name, data in tested.items()}
     for finder in (changes.get("plan") for changes in table.rows.values()):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks import published, shared
-from benchmarks.finetuning.data import plan_file
-from guidance.guide import Guide
-from guidance.plan import Plan
-from pipelines.stages import cooccurrence, corpus, dataset, pretrain, sequences, tokenizer
+from pipelines.stages import corpus, pretrain, sequences, tokenizer
 from pipelines.storage.store import Store
 
 Prepare = Callable[[Store], tuple[str, dict[str, Any]]]
@@ -44,39 +40,6 @@ def books(store: Store) -> tuple[str, dict[str, Any]]:
     return packed(store, "lm-litbank-books/books")[2], {}
 
 
-def counted_books(store: Store) -> tuple[str, dict[str, Any]]:
-    """The novels, and the co-occurrence of their tokens within sentences."""
-    text, bpe, reference = packed(store, "lm-litbank-books/books")
-    counts = cooccurrence.run(text, bpe, cooccurrence.Config(), store=store)
-    assert counts is not None
-    return reference, {"cooccur": counts.artifact.reference}
-
-
-def generated_books(store: Store) -> tuple[str, dict[str, Any]]:
-    """The novels with co-occurrence, and an ELECTRA whose generator predicts: generator and discriminator start from one
-    masked language model, in whose two lowest layers two heads were pulled to the neighbours."""
-    reference, more = counted_books(store)
-    keys = {"distance": "kl", "weight": 3.0, "reference_length": 512, "schedule": "linear"}
-    guides = (
-        Guide(pattern, "attention_loss", layers=("first 2",), heads=(head,), **keys)
-        for head, pattern in enumerate(("next", "previous"))
-    )
-    config = {**SMALL, "architecture": "electra", "steps": 2000, "plan": plan_file(Plan(tuple(guides)), store)}
-    learned = pretrain.run(reference, pretrain.Config(**config), store=store)
-    assert learned is not None
-    both = store.root / "starters" / learned.artifact.id
-    for folder in (both, both / "generator"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(learned.artifact.path / name, folder)
-    return reference, {**more, "init": str(both)}
-
-
-def swahili(store: Store) -> tuple[str, dict[str, Any]]:
-    """News in Swahili, with one sentence per line."""
-    return packed(store, "lm-masakhane-text/swahili_voa.txt.gz", sentences="line")[2], {}
-
-
 def oromo(store: Store) -> tuple[str, dict[str, Any]]:
     """News in Oromo: 1,128 articles."""
     return packed(store, "cls-masakhanews/orm/train.tsv.gz", quoting=True)[2], {}
@@ -101,14 +64,3 @@ def of_published(part: str, **reading: Any) -> Prepare:
         return sequences.run(text, init, sequences.Config(max_length=64), store=store).reference, {"init": init}
 
     return prepare
-
-
-def captions(store: Store) -> tuple[str, dict[str, Any]]:
-    """Pairs of German and English captions, with a joint vocabulary of 8,000."""
-    folder = shared("data/mt-multi30k")
-    names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-    sides = [{split: [str(folder / f"{name}.{side}.gz")] for split, name in names.items()} for side in ("de", "en")]
-    pairs = dataset.run(sides[0], dataset.Config(sentences="line"), pairs=sides[1], store=store).reference
-    bpe = tokenizer.run(pairs, tokenizer.Config(vocab_size=8000), store=store).reference
-    config = sequences.Config(max_length=70, packing="pairs")
-    return sequences.run(pairs, bpe, config, store=store).reference, {}

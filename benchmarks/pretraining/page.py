@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,36 +47,17 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
     by_label = {setting.label: [row for row in rows if row["label"] == setting.label] for setting in table.rows}
     label_of_base = baseline(table, by_label)
     bases = {row["seed"]: row for row in by_label[label_of_base]}
-    names = ["run", "n", "loss", "average", "validation", *(["test NLL", "BLEU", "chrF"] if table.translates else [])]
     levels = passed_losses(by_label[label_of_base][0])
-    names += ["p", *(f"steps to {level:.2f}" for level in levels)]
+    names = ["run", "n", "loss", "average", "validation", "p", *(f"steps to {level:.2f}" for level in levels)]
     lines = []
     for label, runs in by_label.items():
         if not runs:
             continue
         p = paired_t_test(Summary.of(row["loss"] - bases[row["seed"]]["loss"] for row in runs if row["seed"] in bases))
         cells = [cell([row[name] for row in runs]) for name in ("loss", "average", "valid")]
-        if table.translates:
-            cells += [cell([row["scores"]["metrics"][name] for row in runs], ".2f") for name in ("nll", "bleu", "chrf")]
         cells += [p_value(p), *(cell([steps_to(row, level) for row in runs], ".0f") for level in levels)]
         lines.append([f"**{label}** (baseline)" if label == label_of_base else label, str(len(runs)), *cells])
-    return "\n\n".join([pages.table(names, lines), *_spread(table, by_label)])
-
-
-def _spread(table: Table, by_label: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    """A table of the spread of final losses within each group, for the first seed."""
-    groups: dict[str, list[float]] = {}
-    for setting in table.rows:
-        if setting.group and by_label[setting.label]:
-            groups.setdefault(setting.group, []).append(by_label[setting.label][0]["loss"])
-    if any(len(losses) > 1 for losses in groups.values()):
-        yield pages.table(
-            ["settings", "n", "lowest loss", "highest", "mean ± deviation"],
-            [
-                [group, str(len(losses)), f"{min(losses):.3f}", f"{max(losses):.3f}", cell(losses)]
-                for group, losses in groups.items()
-            ],
-        )
+    return pages.table(names, lines)
 
 
 def said_of_floors(nats: Mapping[str, float]) -> str:
@@ -86,21 +67,12 @@ def said_of_floors(nats: Mapping[str, float]) -> str:
 
 
 def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path, nats: Mapping[str, float]) -> None:
-    """Draw the curves of the first seed; if there are many, with one colour per group."""
-    groups = {setting.label: setting.group for setting in table.rows}
-    colours = {group: f"C{number}" for number, group in enumerate(dict.fromkeys(groups.values()))}
-    is_full, named = len({row["label"] for row in rows}) > 8, set[str]()
+    """Draw the curves of the first seed."""
     figure, ((axes,),) = figure_of(8, 4.5)
     plain = {setting.label for setting in table.rows if setting.plan is None}
     seed = min(row["seed"] for row in rows)
     for number, row in enumerate(row for row in rows if row["seed"] == seed):
-        style = ("-", "--", ":", "-.")[number % 4]
-        width = 1.3 if row["label"] in plain else 2.4
-        points, group = tuple(zip(*row["curve"][1:], strict=True)), groups[row["label"]]
-        if is_full and group:
-            axes.plot(*points, color=colours[group], linewidth=width / 2, label=None if group in named else group)
-            named.add(group)
-        else:
-            axes.plot(*points, style, linewidth=width, label=row["label"])
+        style, width = ("-", "--", ":", "-.")[number % 4], 1.3 if row["label"] in plain else 2.4
+        axes.plot(*zip(*row["curve"][1:], strict=True), style, linewidth=width, label=row["label"])
     pages.finish(axes, rows, nats, textwrap.fill(table.title, 80), WINDOW)
     path.write_bytes(png(figure))

@@ -44,9 +44,7 @@ def train(
     changes = {**table.common, **more, **setting.changes, "seed": seed} | ({"steps": steps} if steps else {})
     if "objective" not in changes:
         changes.setdefault("architecture", "roberta")  # what the figures were measured with
-    if setting.plan is None:
-        changes.pop("cooccur", None)
-    else:
+    if setting.plan is not None:
         changes["plan"] = setting.plan if isinstance(setting.plan, str) else plan_file(setting.plan, store)
     if setting.follows:
         (leader,) = (row for row in table.rows if row.label == setting.follows)
@@ -76,9 +74,6 @@ def figures_of(table: Table, setting: Setting, seed: int, steps: int | None, sto
         "final": made.counts["final"],
         "means": means_of(made),
     }
-    if table.translates:
-        scores = evaluate.run(made.reference, reference, evaluate.Config(), store=store).artifact
-        figures["scores"] = json.loads(scores.read("metrics.json"))
     if "init" in more and table.measures_start:
         measured = evaluate.run(more["init"], reference, evaluate.Config(split="valid"), store=store).artifact
         figures["starter"] = json.loads(measured.read("metrics.json"))["metrics"]

@@ -111,7 +111,7 @@ def comparisons(rows: Sequence[Row], leader: str, others: Sequence[str]) -> str:
     return "\n\n".join(
         [
             f"The lead of *{leader}* in the last validation, paired by seed:",
-            table(titles, [[other, *cells] for other, cells in cells_of_tests(leads, shared_folds=False).items()]),
+            table(titles, [[other, *cells] for other, cells in cells_of_tests(leads).items()]),
             "The p-values are corrected by Holm's method.  The last column is the true lead that these seeds would have shown with "
             f"a probability of 0.8 at a level of 0.05 / {len(leads)}, if leads vary over seeds as they did here.",
         ]

@@ -3,7 +3,8 @@
 #
 # The paper: RoBERTa of 12 layers with and without attention guidance (AG) of half or all heads, and with random weights; CoNLL-2012
 #   and sentences with reflexives.  Heads of the plain model are best (.68), half guided ones fall to .28 and guided ones to .21.
-# Here: LitBank in place of CoNLL-2012, which is not public.  At tiny scale 4 layers x 128 that read LitBank's novels.
+# Here: LitBank in place of CoNLL-2012, which is not public.  Only the first 128 tokens of a text count, as in the paper, and LitBank
+#   has few texts, so there are some fifty mentions.  At tiny scale 4 layers x 128 that read LitBank's novels.
 # Costs: tiny 3 runs of 600 steps; paper 3 runs, of 4 days on 8 GPUs each.
 . "$(dirname "$0")/common.sh"
 need coref-litbank/conll "git clone https://github.com/dbamman/litbank '$DATA/litbank' && ln -s litbank/coref '$DATA/coref-litbank'"

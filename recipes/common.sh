@@ -110,7 +110,10 @@ report() {
   shift
   case $_table in
   *-figure*) set -- --title "$(sed -n 's/^# \(Paper [^:]*\):.*/\1/p' "$0")" ;;
-  *) set -- --paper "$_table" "$@" ;;
+  *)
+    set -- --paper "$_table" "$@"
+    case $(basename "$0") in [a-e]-table*) ;; *) set -- "$@" --title "$(basename "$0" .sh), beside a table of paper ${_table%%-*}" ;; esac
+    ;;
   esac
   # shellcheck disable=SC2086  # references are words
   run report $runs --name "$(basename "$0" .sh)" "$@"

@@ -189,7 +189,8 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
             except GuideError as error:
                 notes.append(error.message)
         blocks += notes_of(notes)
-        yield part, Section(name, f"Search: {part[0].artifact.counts.get('task')}", blocks), tests, scored
+        title = f"Search: {part[0].artifact.counts.get('task')}, {runs.data_of(part[0].artifact.manifest)}"
+        yield part, Section(name, title, blocks), tests, scored
 
 
 def _measured(each: Given, prefix: str) -> list[Scored]:

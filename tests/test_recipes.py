@@ -189,7 +189,9 @@ def own_recipe(folder: Path) -> Path:
     return folder / "recipes" / "oromo.sh"
 
 
-def test_a_copied_recipe_with_two_changed_lines_goes_on_after_a_stop(guide: Guide, tmp_path: Path) -> None:
+def test_a_copied_recipe_with_two_changed_lines_goes_on_after_a_stop_and_gives_the_same(
+    guide: Guide, tmp_path: Path
+) -> None:
     recipe = own_recipe(tmp_path)
 
     def fails(*arguments: str) -> Any:
@@ -210,6 +212,17 @@ def test_a_copied_recipe_with_two_changed_lines_goes_on_after_a_stop(guide: Guid
     assert ran.commands[-1][1:3] == ["a3-oromo-1-none-0", "a3-oromo-1-ag-0"]
     page = (tmp_path / "reports" / f"{recipe.stem}.html").read_text(encoding="utf-8")
     assert "RoBERTa-8-AG" in page and "a3-oromo-1-ag-0" in page and "<h1>oromo, beside a table of paper a</h1>" in page
+
+    def weights() -> list[bytes]:
+        return [path.read_bytes() for path in sorted(tmp_path.glob("artifacts/model/*/model.safetensors"))]
+
+    after_stop = weights()
+    shutil.rmtree(tmp_path / "artifacts")
+    assert (
+        cook(recipe, lambda *given: (answered if "report" in given else guide)(*given), tmp_path, {"STEPS": "1"}).code
+        == 0
+    )
+    assert len(after_stop) == 2 and weights() == after_stop
 
 
 def test_a_recipe_of_tasks_ends_in_its_report(guide: Guide, tmp_path: Path) -> None:

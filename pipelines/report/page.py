@@ -52,6 +52,7 @@ footer { margin-top: 3rem; border-top: 1px solid var(--line); color: var(--soft)
   .page { max-width: none; padding: 0; display: block }
   nav { display: none }
   .wide, pre { overflow: visible }
+  figure img { max-height: 235mm }
   table { font-size: 7.5pt; width: auto }
   th, td { padding: .15rem .35rem; white-space: normal }
   pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 7.5pt }

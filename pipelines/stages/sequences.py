@@ -44,9 +44,9 @@ class Config(stage.Config):
     )
     packing: Literal["full-sentences", "document", "pairs", "examples"] = Field(
         "full-sentences",
-        description="full-sentences: a sequence may continue in the next document; document: it ends with its document; "
-        "pairs, for translation: it is the first text of an example, and the second text is its target; examples: it is "
-        "an example of a dataset with its label, one or two texts.",
+        description="full-sentences: a sequence may continue in the next document; document: it ends with its document, "
+        "as `pretrain --packing documents` needs; pairs, for translation: it is the first text of an example, and the second text is "
+        "its target; examples: it is an example of a dataset with its label, one or two texts.",
     )
 
 

@@ -12,7 +12,7 @@
 SEEDS=${SEEDS:-1}
 case $SCALE in
 tiny)
-  texts=builtin:python-docs # 1: your text, a file or a folder
+  texts=builtin:python-docs # 1: your text, a file or a folder without spaces in its name
   vocabulary=4000           # 2: its vocabulary, 2000 for less than a million words
   length=64 heads=4 depths="4 8"
   set -- --hidden 128 --learning-rate 1e-3 --schedule constant --steps "${STEPS:-600}" --evaluate-every 100
@@ -28,7 +28,7 @@ esac
 ready
 
 for text in $texts; do
-  name=$(basename "${text#*:}" .txt)
+  name=$(basename "$(basename "${text#*:}" .gz)" .txt)
   case $text in *.en) set -- "$@" --epochs 10 ;; 2023*) set -- "$@" --epochs 40 ;; esac
   pack "$name" "$(at "$text")" "$vocabulary" "$length"
   for layers in $depths; do

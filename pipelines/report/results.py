@@ -12,6 +12,7 @@ from pipelines.metrics.significance import paired_t
 from pipelines.probing.heads import COLUMNS, heads_map, heads_of
 from pipelines.report.blocks import Block, Grid, Picture, Prose, Section, file_name, grids_of_tests, notes_of
 from pipelines.report.given import Given, Runs, grouped, without_seed
+from pipelines.training.tasks.summarization import OF_DATA
 from pipelines.views.comparison_tables import Table, with_spread
 from pipelines.views.evaluations import Tested, compare_evaluations, corrected
 from pipelines.views.figures import Summary
@@ -96,7 +97,7 @@ def tests_over_seeds(scored: Sequence[Scored]) -> list[Tested]:
     for other in scored[1:]:
         shared = [seed for seed in base.seeds if seed is not None and seed in other.seeds]
         for metric in base.metrics if len(shared) > 1 else ():
-            if metric not in other.metrics:
+            if metric not in other.metrics or metric.endswith(OF_DATA):
                 continue
             sides = [[each.metrics[metric][each.seeds.index(seed)] for seed in shared] for each in (base, other)]
             if any(value is None for side in sides for value in side):

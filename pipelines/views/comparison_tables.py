@@ -266,7 +266,7 @@ def markdown_table(table: Table) -> list[str]:
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
 
 
-_NUMBER = re.compile(r"[-+<>]?\d[\d.,]*(e[-+]?\d+)?(\s|$)")
+_NUMBER = re.compile(r"[-+<>]?\d[\d.,]*(e[-+]?\d+)?(\s(?![A-Z][a-z])|$)")
 
 
 def numeric_columns(table: Table) -> list[bool]:

@@ -20,6 +20,7 @@ from pipelines.metrics.significance import paired_t
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.training.plan_inputs import inputs_of
+from pipelines.training.tasks.summarization import OF_DATA
 from pipelines.views.evaluations import Tested, corrected
 from pipelines.views.search_tables import labels_of_settings
 
@@ -172,10 +173,12 @@ def _shown(step: int | None, rows: tuple[str, ...] | None) -> str:
 
 
 def _tests(first: str, other: str, baseline: Runs, runs: Runs, condition: str) -> Iterator[Tested]:
-    """A test of each metric that all runs have."""
+    """A test of each metric that all runs have, and that is of the model."""
     shared_folds = len({fold for fold, _ in runs}) > 1
     every = [*baseline.values(), *runs.values()]
-    for metric in [name for name in every[0] if all(run.get(name) is not None for run in every)]:
+    for metric in every[0]:
+        if metric.endswith(OF_DATA) or any(run.get(metric) is None for run in every):
+            continue
         before, after = (_by_fold_or_seed(side, metric, shared_folds) for side in (baseline, runs))
         differences = [b - a for a, b in zip(before, after, strict=True)]
         difference = paired_t(differences, shared_folds=shared_folds)

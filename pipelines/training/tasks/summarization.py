@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pipelines.metrics.comparison import Compared, Table
 
 ROUGE = ("rouge1", "rouge2", "rougeLsum")
+OF_DATA = ("_lead", "_oracle", "_oracle_seen")
+"""Ends of the names of metrics that are the same whichever model was measured, so that there is nothing to compare."""
 
 
 class Summarization(YesNoTask):

@@ -286,6 +286,7 @@ def test_a_second_report_leaves_no_file_of_the_first_beside_its_own_but_those_of
 def test_columns_of_text_are_aligned_left_and_numbers_right(report: Report) -> None:
     columns = ["run", "data", "plan", "loss", "steps"]
     table = Table("", columns, [["a", "wiki-2-128", "–", "3.1 ± 0.2", ">1,000"], ["b", "20news", "x", "DNC", "never"]])
+    table.cells.extend(["d", each, "", "18.0 MB", "87.6 (quoted)"] for each in ("6 Layer 8 Heads", "6 Layer 12 Heads"))
     table.cells.append(["c", "9-9-9-9", "own.toml", "-1e-05 (p <0.001)", "12"])
     assert markdown_table(table)[1] == "| --- | --- | --- | ---: | ---: |"
     assert r"\begin{tabular}{lllrr}" in as_latex(table, "t")
@@ -469,6 +470,12 @@ def test_of_one_run_each_a_gain_has_no_p_value(store: Store) -> None:
     assert "None of our differences is tested" in as_markdown(made, "x")
     ((*_, p, corrected, test),) = grid(made, "search-1-compared-test-1").cells
     assert (p, corrected, test) == ("–", "–", "needs several seeds")
+
+
+def test_what_is_the_same_for_every_model_is_not_tested(store: Store) -> None:
+    for seed, (metric, n) in enumerate((("rouge1", 1), ("rouge1_lead", 0), ("rougeLsum_oracle_seen", 0))):
+        search = searched(store, {"a=1": [0.5, 0.6], "a=2": [0.6, 0.8 + seed]}, every=True, metric=metric)
+        assert len(make.make([search.reference], store)[0].facts["comparisons"]) == n, metric
 
 
 def test_searches_of_one_setting_share_a_table(store: Store) -> None:

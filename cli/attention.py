@@ -49,7 +49,8 @@ def attention_command(
         Path | None, Option(metavar="FILE", help="HTML file for the page of `guide discover` with this text.")
     ] = None,
     sinks: Annotated[
-        bool, Option("--sinks", help="Also list the patterns where heads rest: first, delimiter, separator, self.")
+        bool,
+        Option("--sinks", help="Also list the patterns where heads rest: first, sink, delimiter, separator, self."),
     ] = False,
     only_ascii: Ascii = False,
     device: Annotated[str, Option(help="Device: auto, cpu or cuda; auto takes a GPU if there is one.")] = "auto",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from guidance.errors import PlanError
-from guidance.options import Share
+from guidance.options import Count, Share
 from guidance.patterns import linguistic
 from guidance.patterns.features import Tokens
 from guidance.patterns.pattern import OptionFacts, Pattern
@@ -45,6 +45,15 @@ def self_token(tokens: Tokens) -> Predicate:
 def first_token(tokens: Tokens) -> Predicate:
     """Every token looks at the first valid token."""
     return Columns(linguistic.first_of(tokens.valid_BT), tokens.valid_BT)
+
+
+def sink(tokens: Tokens, *, size: Count = 4) -> Predicate:
+    """Every token looks at the first few valid tokens, on which heads of decoders rest.
+
+    Args:
+        size: how many, in tokens.
+    """
+    return Columns(tokens.valid_BT & (tokens.valid_BT.cumsum(-1) <= size), tokens.valid_BT)
 
 
 class Odd:
@@ -284,6 +293,7 @@ for _row in (
     Pattern("next", next_token, _A, positional=True),
     Pattern("previous", previous_token, _A, positional=True),
     Pattern("first", first_token, _A, same_keys=True),
+    Pattern("sink", sink, "Xiao et al. 2024, StreamingLLM", same_keys=True),
     Pattern("self", self_token, "Deshpande & Narasimhan 2020, published code", positional=True),
     Pattern("window", window, f"{_B}, RelPos", option_facts=_word_window),
     Pattern("delimiter", delimiter, _A, needs=("delimiter",), same_keys=True),

@@ -26,7 +26,7 @@ Head = tuple[int, int]
 Into = Literal["each-layer", "found", "least-important"]
 Mechanism = Literal["auto", "mask", "fix", "bias", "attention_loss"]
 
-SINKS = ("first", "delimiter", "separator", "self")
+SINKS = ("first", "sink", "delimiter", "separator", "self")
 """Patterns where heads rest that do nothing else (Clark et al. 2019, section 3.2); no plan is proposed for them."""
 
 IMPORTANT = 3

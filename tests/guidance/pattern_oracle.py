@@ -118,6 +118,8 @@ def _named(name: str, options: Mapping[str, Any], example: Example, query: int) 
         return {query + {"next": 1, "previous": -1, "self": 0}[name]} & set(positions)
     if name == "first":
         return {positions[0]}
+    if name == "sink":
+        return set(positions[: options.get("size", 4)])
     if name == "all":
         return set(positions)
     if name == "none":
@@ -324,6 +326,7 @@ def dense(spec: Any, *examples: Example) -> torch.Tensor:
 
 
 SPECS: tuple[Any, ...] = (
+    {"name": "sink", "size": 2},
     {"name": "window", "size": 1},
     {"name": "window", "size": 5},
     {"name": "window", "words": True},

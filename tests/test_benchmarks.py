@@ -45,6 +45,7 @@ TINY = {
     "gpu": "--device cpu --out OUT",
     "heads": "--only sinks --store STORE --out OUT",
     "masks_speed": "TEXT --rounds 1",
+    "packing": "TEXT --rounds 1 --steps 2 --batch-size 4 --length 32 --out OUT",
     "parsing": "PARSER TEXT/0.txt --characters 2000 --rounds 1 --jobs 1",
     "pretraining": "continued --only plain,·rate·0.0001 --steps 2 --store STORE --out OUT",
     "sentences": "TEXT --speed TEXT/0.txt --rounds 1",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+import re
 import runpy
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu, pages
+from benchmarks import gpu, pages, steering
 from benchmarks.finetuning import __main__ as finetuning_page
 from benchmarks.finetuning import runs as finetuning
 from benchmarks.finetuning.tables import TABLES
@@ -51,6 +53,7 @@ TINY = {
     "sentences": "TEXT --speed TEXT/0.txt --rounds 1",
     "statistics_scale": "TEXT --sizes 0.01 --stages idf --runs 1",
     "step_cost": "--device cpu --rounds 1 --only plain --lengths 16 --dropouts 0.0",
+    "steering": "--seeds 1 --steps 2 --documents 60 --store STORE --out OUT",
     "text_speed": "TEXT --rounds 1",
     "trial": "--first 1 --steps 2 --store STORE --out OUT",
 }
@@ -118,6 +121,23 @@ def test_benchmark_runs(
 def test_the_page_of_heads_is_that_of_its_figures() -> None:
     known = json.loads((ROOT / "docs/results/heads.json").read_text(encoding="utf-8"))
     assert heads_page.page(known) == (ROOT / "docs/results/heads.md").read_text(encoding="utf-8")
+
+
+def test_the_page_about_steering_is_that_of_its_figures() -> None:
+    rows = json.loads((ROOT / "docs/results/steering.json").read_text(encoding="utf-8"))["rows"]
+    assert steering.page(rows) in (ROOT / "docs/results/steering.md").read_text(encoding="utf-8")
+
+
+def test_prompts_for_steering_are_lists_with_their_answer_marked() -> None:
+    for task, (fewest, most) in steering.TASKS.items():
+        for row in steering.prompts(random.Random(0), task, 50):
+            pairs, _, key = row["prompt"].partition(" . ")
+            bare = pairs.replace("<<", "").replace(">>", "").split()
+            assert fewest <= len(bare) // 2 <= most and f"<<{key} {row['answer']}>>" in pairs
+            assert len(set(bare[1::2])) == len(bare) // 2 and bare[::2].count(key) == 1 + (task == "contradiction")
+            marked = re.findall("<<(.*?) (.*?)>>", row["sham"])
+            assert len(marked) == 1 and marked[0][0] != key and marked[0][1] == row["shown"]
+            assert re.sub("<<|>>", "", row["sham"]) == re.sub("<<|>>", "", row["prompt"])
 
 
 def test_the_pages_of_the_papers_comparisons_are_those_of_their_figures() -> None:

@@ -39,7 +39,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.cooccurrence
 	$(BIN)/python -m benchmarks.masks_speed
 
-# Every mechanism on a GPU against the CPU, and what a step costs there: docs/results/gpu.md, in less than six minutes.
+# Every mechanism on a GPU against the CPU, what steps cost there, and which claims fail: docs/results/gpu.md, in eight minutes.
 # `python3 -m benchmarks.gpu` is the same where torch, transformers and pyarrow are installed already.
 gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu

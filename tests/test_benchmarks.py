@@ -18,10 +18,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu, pages, steering
+from benchmarks import pages, steering
 from benchmarks.finetuning import __main__ as finetuning_page
 from benchmarks.finetuning import runs as finetuning
 from benchmarks.finetuning.tables import TABLES
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import claims, parts
+from benchmarks.gpu.page import page as gpu_page
 from benchmarks.heads import page as heads_page
 from benchmarks.heads.measured import NOVEL
 from benchmarks.pretraining import page as pretraining_page
@@ -44,7 +47,7 @@ TINY = {
     "cooccurrence": "TEXT --rounds 1 --window 2 --top 50 --vocab-size 300 --glove GLOVE",
     "finetuning": "published --only plain --data TREC --store STORE --out OUT",
     "generation_cost": "--layers 1 --width 64 --length 8 --steps 1 --rounds 1",
-    "gpu": "--device cpu --out OUT",
+    "gpu": "--device cpu --only backends --out OUT",
     "heads": "--only sinks --store STORE --out OUT",
     "masks_speed": "TEXT --rounds 1",
     "packing": "TEXT --rounds 1 --steps 2 --batch-size 4 --length 32 --out OUT",
@@ -177,28 +180,72 @@ def test_without_a_gpu_its_measurement_says_so_and_writes_nothing(
     assert capsys.readouterr().out.startswith("no GPU") and not list(tmp_path.iterdir())
 
 
+def measured_on_a_gpu(device: str, **found: Any) -> dict[str, Any]:
+    """The figures of some parts."""
+    full = {"memory_gib": 80.0, "torch": "2", "transformers": "5", "rounds": 1, "tokens_per_batch": 8192}
+    full |= {"device": device, "model": parts.BASE._asdict(), "parts": found}
+    return full | {"dates": dict.fromkeys(found, "2026-01-01")}
+
+
 def test_a_failure_on_a_gpu_is_a_row_of_the_page_and_of_the_exit_message() -> None:
     def too_large() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    row = {"seconds": 0.5, "tokens_per_second": 16.0, "mib": 4.0}
+    row = {"seconds": 0.5, "tokens_per_second": 16.0, "mib": 4.0, "kernels": ["x"], "kernel": "cuDNN"}
     good, bad = ({"outputs": x, "losses": x, "gradients": x, "within": x < 1} for x in (1e-6, 2.0))
-    found = {
-        "date": "2026-01-01",
-        "device": "a GPU",
-        "memory_gib": 80.0,
-        "torch": "2",
-        "transformers": "5",
-        "rounds": 1,
-        "model": gpu.BASE._asdict(),
-        "tokens_per_batch": 8192,
-        "agreement": {"mask": {"bert": {"fp32": good, "bf16": bad}}},
-        "cost": {"2048": {"plain": row, "asa": gpu.attempt(too_large)}},
-    }
-    assert "| `preset:asa`, two passes | out of memory |" in gpu.page(found)
-    assert "| no guide | 500.0 | 1.00 | 16 | 4 | 1.00 |" in gpu.page(found)
-    assert "| mask | 1e-06, 1e-06, 1e-06 | 2e+00, 2e+00, 2e+00 | **no** |" in gpu.page(found)
-    assert [line.split(":")[0] for line in gpu.failures(found)] == ["mask, bert, bf16", "asa, 2048 tokens"]
+    asa = parts.attempt(gpu.SMALL, "asa", too_large)  # type: ignore[arg-type]
+    late = parts.attempt(gpu.SMALL._replace(end=0.0), "asa", too_large)  # type: ignore[arg-type]
+    found = measured_on_a_gpu(
+        "a GPU",
+        agreement={"mask": {"bert": {"fp32": good, "bf16": bad}}},
+        cost={"2048": {"plain": row, "asa": asa, "ag": late}},
+    )
+    text = gpu_page(found)
+    assert "| `preset:asa`, two passes | out of memory |" in text
+    assert "| `preset:ag` | no time left |" in text
+    assert "| no guide | 500.0 | 1.00 | 16 | 4 | 1.00 | cuDNN |" in text
+    assert "| mask | 1e-06, 1e-06, 1e-06 | 2e+00, 2e+00, 2e+00 | **no** |" in text
+    assert "| agreement: within the limits | all | 1 of 2 | **fails** |" in text
+    failed = [line.split(":")[0] for line in claims.failures(found["parts"])]
+    assert failed == ["agreement, mask, bert, bf16", "cost, 2048, asa", "cost, 2048, ag"]
+
+
+@pytest.mark.parametrize(
+    ("device", "seconds", "mib", "rate", "failing"),
+    [
+        ("NVIDIA H100 80GB", 1.03, 1.02, 304_000, []),
+        ("NVIDIA H100 80GB", 1.04, 1.02, 304_000, ["ag, 512 tokens: step"]),
+        ("NVIDIA H200", 1.0, 1.03, 304_000, ["ag, 512 tokens: memory", "throughput, no guide"]),
+        ("another", 1.0, 1.0, 1, []),
+    ],
+)
+def test_claims_about_a_gpu_are_held_against_what_was_measured(
+    device: str, seconds: float, mib: float, rate: float, failing: list[str]
+) -> None:
+    rows = {"plain": {"seconds": 1.0, "mib": 1.0}, "ag": {"seconds": seconds, "mib": mib}}
+    quick = {"plain": {"tokens_per_second": 1.0}, "plain, compiled": {"tokens_per_second": rate}, "ag": {"error": "x"}}
+    found = claims.claims(measured_on_a_gpu(device, cost={"512": rows | {"kl": rows["plain"]}}, throughput=quick))
+    assert [one.name for one in found if one.holds is False] == failing
+    unknown = [one.name for one in found if one.holds is None]
+    assert unknown[0] == "agreement: within the limits" and all("512" not in name for name in unknown)
+
+
+@pytest.mark.parametrize("part", parts.PARTS)
+def test_a_part_of_the_measurement_on_a_gpu_runs_alone(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that this process may be forked
+    try:
+        for only in (part, "cost")[: 1 + (part == "backends")]:
+            monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--only", only, "--out", str(tmp_path)])
+            gpu.main()
+    finally:
+        torch.set_num_threads(before)
+    out, found = capsys.readouterr().out, json.loads((tmp_path / "gpu.json").read_text())
+    assert list(found["parts"]) == list(found["dates"]) == [part, "cost"][: 1 + (part == "backends")]
+    assert "not measured  ag, 8,192 tokens: step" in out and "FAILS" not in out
+    assert (tmp_path / "gpu.md").read_text() == gpu_page(found)
 
 
 def test_what_runs_on_a_gpu_needs_none_of_the_other_packages() -> None:
@@ -215,7 +262,7 @@ def test_what_runs_on_a_gpu_needs_none_of_the_other_packages() -> None:
         "cli",
         "pipelines",
     }
-    program = f"import sys; sys.modules |= dict.fromkeys({others}); import benchmarks.gpu, pytest; "
+    program = f"import sys; sys.modules |= dict.fromkeys({others}); import benchmarks.gpu.__main__, pytest; "
     program += "sys.exit(pytest.main(['--confcutdir=tests/gpu', '--collect-only', '-q', 'tests/gpu']))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

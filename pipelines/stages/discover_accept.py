@@ -19,7 +19,7 @@ from pipelines.engine import stage
 from pipelines.engine.declaration import Opening, Stage, Stored
 from pipelines.engine.stage import Run, internal
 from pipelines.probing.heads import heads_of
-from pipelines.probing.patterns import spec_of
+from pipelines.probing.patterns import read_written, spec_of
 from pipelines.stages.discover_score import PLAN, SUMMARY
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ class Config(stage.Config):
     seen: str = internal("what the page knows of how it was found, as JSON")
 
 
-def _check_heads(config: Config, references: Mapping[str, Any]) -> None:
-    """Raises InputError if a head is not written as LAYER-HEAD=PATTERN."""
-    for text in config.heads:
-        head_of(text)
+def _check_written(config: Config, references: Mapping[str, Any]) -> None:
+    """Raises InputError if a head is not written as LAYER-HEAD=PATTERN, and PlanError if there is no such pattern."""
+    for pattern in [head_of(text)[1] for text in config.heads] or config.patterns:
+        read_written(pattern)
 
 
 Head = tuple[int, int]
@@ -113,8 +113,8 @@ def one_each(accepted: Accepted) -> tuple[Accepted, list[str]]:
     return [each for each in own if each[1]], [name for name, heads in own if not heads]
 
 
-def _check_importance(opening: Opening[Config]) -> None:
-    """Raises InputError if the least important heads are asked for, and no importance was measured."""
+def _check_plan(opening: Opening[Config]) -> None:
+    """Raises InputError if the least important heads are asked for, and no importance was measured; and what `made` raises."""
     config, discovery = opening.config, opening.inputs["discovery"]
     if config.into == "least-important" and not (config.heads or config.pal) and discovery.counts["task"] is None:
         raise InputError(
@@ -122,24 +122,36 @@ def _check_importance(opening: Opening[Config]) -> None:
             hint="guide discover score measures it for a model that predicts words, and for one with a head for a task on a "
             "dataset of this task, unless --no-importance is given\nor choose other heads: --into each-layer",
         )
+    made(config, discovery, json.loads(discovery.read(SUMMARY)))
 
 
-def build(run: Run[Config]) -> None:
-    """Accept findings.  Raises InputError if nothing was found and nothing is given, and PlanError if a pattern does
-    not exist, the mechanism does not take it, or the model has no such head."""
+def made(config: Config, discovery: Artifact, summary: dict[str, Any]) -> tuple[Plan, Accepted, list[str]]:
+    """The plan, the patterns in it with the heads that they were found in, and those for which no head is left.
+
+    Raises:
+        InputError: nothing was found and nothing is given.
+        PlanError: the mechanism does not take a pattern, or the model has no such head.
+    """
     from guidance.probes.discovery import plan_for
 
-    config, discovery = run.config, run.inputs["discovery"]
-    summary = json.loads(discovery.read(SUMMARY))
+    covered: list[str] = []
     accepted = patterns_of(config, summary)
     into: Literal["each-layer", "found", "least-important"] = "found" if config.heads else config.into
     if into == "found" and not config.pal:
         accepted, covered = one_each(accepted)
-        why = "a head takes one pattern, and its heads have taken one of those before"
-        run.warn(*(f"{name} is left out: {why}" for name in covered))
     specs: Sequence[tuple[Any, Any]] = [(spec_of(name), heads) for name, heads in accepted]
     plan = plan_for(specs, into=into, mechanism=config.mechanism, pal=config.pal)
     _check(plan, discovery)
+    return plan, accepted, covered
+
+
+def build(run: Run[Config]) -> None:
+    """Accept findings."""
+    config, discovery = run.config, run.inputs["discovery"]
+    summary = json.loads(discovery.read(SUMMARY))
+    plan, accepted, covered = made(config, discovery, summary)
+    why = "a head takes one pattern, and its heads have taken one of those before"
+    run.warn(*(f"{name} is left out: {why}" for name in covered))
     run.out.write(PLAN, plan.dumps().encode())
     evidence = {each["pattern"]: each for each in summary["candidates"]}
     rows = [
@@ -174,8 +186,8 @@ STAGE = Stage(
     Config,
     build,
     takes={"discovery": Stored("discovery", "Artifact of `guide discover score`.")},
-    check=_check_heads,
-    prepare=_check_importance,
+    check=_check_written,
+    prepare=_check_plan,
 )
 
 run = STAGE.run

@@ -15,6 +15,7 @@ import pytest
 from pipelines.engine.declaration import Stage
 from pipelines.stages import STAGES, corpus
 from pipelines.storage.dry import DryArtifact, DryStore, NotYet
+from tests.cli.test_help import COMMANDS
 from tests.trainings import one_thread as one_thread
 
 Guide = Callable[..., Any]
@@ -28,6 +29,15 @@ ALSO = {"evaluate": ["dry:model", "dry:sequences"], "search": ["dry:corpus"], "d
 SETTINGS = {"build-deps": ["--parser", "conllu:text.txt"]}
 SHAPE = ["--layers", 2, "--hidden", 16, "--heads", 4, "--batch-size", 4]
 SMALL = [*SHAPE, "--steps", 4]
+
+
+WITHOUT = (
+    "attention, convert, cooccur export, cooccur show, discover export, discover serve, doctor, export, "
+    "fill, generate, glue, import, lineage, ls, masks export, masks show, models, patterns list, "
+    "patterns show, plan check, plan diff, plan new, plan show, predict, rename, rm, show, translate, "
+    "verify"
+)
+"""Commands that make no artifact by a stage, and have no dry run."""
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -59,6 +69,12 @@ def with_dry_inputs(stage: Stage[Any, Any]) -> list[str]:
     for take in (take for take in stage.takes.values() if not (take.optional and take.option)):
         arguments.append(f"dry:{take.kinds[0]}" if take.kinds else "text.txt")
     return arguments
+
+
+def test_every_command_that_makes_an_artifact_has_a_dry_run():
+    flags = {name: {p.name for p in each.params} for name, each in COMMANDS.items() if not hasattr(each, "commands")}
+    assert ", ".join(sorted(name for name in flags if "dry_run" not in flags[name])) == WITHOUT
+    assert {name for name in flags if {"force", "wait"} <= flags[name]} - {"quickstart"} == {*STAGES_BY_COMMAND, *ALSO}
 
 
 @pytest.mark.parametrize("name", [*STAGES_BY_COMMAND, *ALSO])
@@ -139,14 +155,16 @@ WRONG = {
     "a run that cannot be continued": ["pretrain", "{sequences}", "--resume", "model/12345678"],
     "a store that is a file": ["build-corpus", "text.txt", "--store", "text.txt"],
     "a metric that is none": ["evaluate", "{model}", "{sequences}", "--fail-under", "accuracy"],
+    "a head that the model does not have": ["discover", "accept", "{discovery}", "--heads", "2-5=next"],
+    "a pattern that no head shows": ["discover", "accept", "{discovery}", "--patterns", "next", "--into", "found"],
     "a grid of nothing": ["search", "{dataset}", "--grid", "colour=red,green"],
 }
 
 
 @pytest.fixture
 def made(guide, tmp_path):
-    """Runs a command line where artifacts exist: a corpus named ``text``, and those that ``{sequences}``, ``{model}`` and
-    ``{dataset}`` stand for."""
+    """Runs a command line where artifacts exist: a corpus named ``text``, and those that ``{sequences}``, ``{model}``,
+    ``{discovery}`` and ``{dataset}`` stand for."""
     (tmp_path / "text.txt").write_text("".join(f"The number {n} is followed by {n + 1} .\n" for n in range(200)))
     (tmp_path / "labels.csv").write_text("text,label\n" + "fine number,good\ndull number,bad\n" * 10)
     (tmp_path / "deep.toml").write_text(
@@ -156,6 +174,8 @@ def made(guide, tmp_path):
     tokenizer = guide("build-tokenizer", corpus, "--vocab-size", 300).out.strip()
     sequences = guide("build-sequences", corpus, tokenizer, "--max-length", 16).out.strip()
     known = {"sequences": sequences, "model": guide("pretrain", sequences, *SMALL).out.strip()}
+    score = ("discover", "score", known["model"], sequences, "--patterns", "previous", "--no-importance")
+    known["discovery"] = guide(*score).out.strip()
     known["dataset"] = guide("build-dataset", "labels.csv").out.strip()
     return lambda *arguments: guide(*(str(argument).format(**known) for argument in arguments))
 
@@ -185,6 +205,8 @@ def test_what_is_wrong_is_told_as_by_the_real_run(made, tmp_path):
         (["build-sequences", "dry:corpus", "dry:corpus"], "of kind corpus; expected: tokenizer"),
         (["build-masks", "dry:sequences", "--idf", "dry:deps"], "of kind deps; expected: idf"),
         (["evaluate", "dry:model", "dry:tokenizer"], "of kind tokenizer; expected: sequences"),
+        (["discover", "accept", "dry:discovery", "--patterns", "nxt"], "nxt"),
+        (["discover", "accept", "dry:discovery", "--heads", "2-5=nxt"], "nxt"),
         (["probe", "sinks", "dry:corpus", "dry:sequences"], "of kind corpus; expected: model"),
         (["build-corpus", "dry:corpus"], "dry:corpus"),
         (["build-tokenizer", "dry:"], "'dry:'"),

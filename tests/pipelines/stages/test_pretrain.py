@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -228,6 +229,25 @@ def test_every_precision_trains(store: Store, precision: str, architecture: str)
     valid = [float.fromhex(row["valid/mlm"]) for row in trainings.metrics(result.path) if "valid/mlm" in row]
     assert valid[-1] < valid[0]
     assert result.counts["precision"] == precision
+
+
+def test_bf16_stays_near_fp32_and_goes_on_to_the_bit(store: Store, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"plan": "preset:ag", "steps": 9}
+    single = trainings.metrics(trainings.train(store, **settings).artifact.path)
+    half = trainings.train(store, **settings, precision="bf16").artifact
+    logged, losses = trainings.metrics(half.path), [name for name in single[0] if name.startswith("loss/")]
+    assert len(losses) > 2 and logged != single
+    for row, near in zip(logged, single, strict=True):
+        values = {name: float.fromhex(row[name]) for name in losses}
+        assert values == pytest.approx({name: float.fromhex(near[name]) for name in losses}, rel=0.02)
+    other = Store(tmp_path / "other")
+    for step in (3, 6):
+        stop = trainings.At(step, trainings.send(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            trainings.train(other, **settings, precision="bf16", progress=stop)
+    resumed = trainings.train(other, **settings, precision="bf16").artifact
+    assert trainings.metrics(resumed.path) == logged
+    assert trainings.files_of(resumed) == trainings.files_of(half)
 
 
 def test_many_metrics_are_written_in_parts(

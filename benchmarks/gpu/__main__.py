@@ -5,8 +5,8 @@
     agreement    all families with all mechanisms in float32 and bfloat16, against the CPU: outputs, losses, gradients
     trajectory   the losses of a resumed run, and of two processes if there are two devices, against those of one run
     cost         steps of every preset at 128, 512, 2,048 and 8,192 tokens, over plain ones with the fastest kernel
+    backends     flex and varlen over the default backend, at 2,048 and 8,192 tokens
     throughput   tokens a second of a model of the size of BERT-base
-    backends     flex and varlen over the default backend
 
 Needs torch, transformers and pyarrow, and no network.  Without a GPU it says so, and writes nothing.  Otherwise it writes
 ``gpu.json`` and ``gpu.md``, keeps what is there of other parts on the same machine, and prints every claim (`claims`) with what

@@ -21,7 +21,7 @@ from guidance.guided_model import GuidedModel
 from guidance.mechanisms.attacks import AttackMechanism, Form, divergence
 from guidance.mechanisms.base import Attack, PatternInputs
 from guidance.mechanisms.logit_loss import mispredictions
-from guidance.mechanisms.masks import joined
+from guidance.mechanisms.masks import additive, joined
 from guidance.packing import Documents
 from guidance.patterns.features import IdsNotKnown, Tokens
 from guidance.patterns.predicates import AttentionScope, Predicate
@@ -35,16 +35,6 @@ Result = TypeVar("Result")
 
 def _stack_of_keys(site: Site) -> str:
     return "encoder" if site.attention == "cross" else site.stack
-
-
-def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask as numbers to be added to scores: 0 where it is True, minus infinity elsewhere.
-
-    ``scaled_dot_product_attention`` does the same with a boolean mask, anew in each layer, and keeps every copy for the
-    backward pass.
-    """
-    numbers = torch.tensor([0.0, -torch.inf], dtype=dtype, device=allowed.device)
-    return torch.where(allowed, numbers[0], numbers[1])  # one pass over memory
 
 
 @dataclass(repr=False)
@@ -376,7 +366,7 @@ class BatchGuidance:
         for known, converted in self._converted:
             if known is mask and converted.dtype == dtype:
                 return converted
-        self._converted.append((mask, mask.bool() if dtype == torch.bool else _additive(mask, dtype)))
+        self._converted.append((mask, mask.bool() if dtype == torch.bool else additive(mask, dtype)))
         return self._converted[-1][1]
 
     def scope(
@@ -544,15 +534,21 @@ class BatchGuidance:
     ) -> Tensor:
         """What heads may see, each masked by some guides: (B, heads, Q, K), bool, or as numbers to add to scores."""
 
-        def keys(number: int) -> Tensor:
-            return self.guided.plan.guides[number].bound_mechanism.keys(self.prepared(number, site, scope))
-
         def join() -> Tensor:
-            each = {numbers: joined(map(keys, numbers), scope.allowed_BQK) for numbers in set(masks)}
+            each = {numbers: joined(self.kept_keys(numbers, site, scope), scope.allowed_BQK) for numbers in set(masks)}
             together = torch.stack([each[numbers] for numbers in masks], dim=1)
-            return together if dtype == torch.bool else _additive(together, dtype)
+            return together if dtype == torch.bool else additive(together, dtype)
 
         return self._once(("allowed", masks, self._index(scope), dtype), join)
+
+    def kept_keys(self, masks: tuple[int, ...], site: Site, scope: AttentionScope) -> Tensor:
+        """The keys of a scope that some guides leave to each query, bool (B, Q, K): perhaps none."""
+        keep_BQK = scope.allowed_BQK
+        for number in masks:
+            keep_BQK = keep_BQK & self.guided.plan.guides[number].bound_mechanism.keys(
+                self.prepared(number, site, scope)
+            )
+        return keep_BQK
 
     def padding(self, stack: str) -> Tensor:
         """Which keys added heads may see, (B, 1, Q, K); the same object for all layers."""

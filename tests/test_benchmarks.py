@@ -7,6 +7,7 @@ import json
 import random
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import pages, steering
+from benchmarks import goals, pages, steering
 from benchmarks.finetuning import __main__ as finetuning_page
 from benchmarks.finetuning import runs as finetuning
 from benchmarks.finetuning.tables import TABLES
@@ -45,6 +46,7 @@ TINY = {
     "finetuning": "published --only plain --data TREC --store STORE --out OUT",
     "generation_cost": "--layers 1 --width 64 --length 8 --steps 1 --rounds 1",
     "gpu": "--device cpu --only backends --out OUT",
+    "goals": "--results RESULTS",
     "heads": "--only sinks --store STORE --out OUT",
     "masks_speed": "TEXT --rounds 1",
     "packing": "TEXT --rounds 1 --steps 2 --batch-size 4 --length 32 --out OUT",
@@ -93,6 +95,8 @@ def test_benchmark_runs(
     places = {"TEXT": text, "STORE": tmp_path / "store", "OUT": tmp_path / "out", "GLOVE": glove}
     if "PARSER" in TINY[name]:
         places["PARSER"] = shared(PARSER)
+    if name == "goals":
+        places["RESULTS"] = shutil.copytree(ROOT / "docs" / "results", tmp_path / "results")
     new, small = {"layers": 1, "hidden": 16, "heads": 2}, TABLES["published"]  # in place of the published model
     small = replace(small, start=None, settings={**small.settings, **new}, data={"TREC": small.data["TREC"]}, seeds=1)
     monkeypatch.setitem(TABLES, "published", replace(small, rates=(1e-4,)))
@@ -118,6 +122,26 @@ def test_benchmark_runs(
 def test_the_page_of_heads_is_that_of_its_figures() -> None:
     known = json.loads((ROOT / "docs/results/heads.json").read_text(encoding="utf-8"))
     assert heads_page.page(known) == (ROOT / "docs/results/heads.md").read_text(encoding="utf-8")
+
+
+def test_the_page_about_speed_is_that_of_its_figures() -> None:
+    results = ROOT / "docs/results"
+    assert goals.page(results) == (results / "speed.md").read_text(encoding="utf-8")
+
+
+def test_the_page_about_speed_says_which_goals_are_reached(tmp_path: Path) -> None:
+    for name, factor in (("step_cost_2048_before", 2.0), ("step_cost_2048_now", 1.1)):
+        rows = {goal.row: {"ratio": factor, "memory_ratio": factor} for goal in goals.GOALS}
+        pages.save(tmp_path / f"{name}.json", {"torch": "2", "results": [{"rows": rows}]})
+    pages.save(tmp_path / "packing.json", {"rows": {"no plan": {"packed": {"ratio": 1.24}}}})
+    cost = {"512": {"plain": {"seconds": 1.0, "mib": 1.0}, "ag": {"seconds": 1.0, "mib": 2.0}}}
+    pages.save(tmp_path / "gpu.json", measured_on_a_gpu("a GPU", cost=cost))
+    rows = [line.split(" | ")[:5] for line in goals.page(tmp_path).splitlines()]
+    assert ["| squared losses (`preset:ag`): step", "≤ 1.15", "2.000", "1.100", "yes"] in rows
+    assert ["| squared losses (`preset:ag`): memory", "≤ 1.05", "2.000", "1.100", "**no**"] in rows
+    assert ["| packing, no plan: tokens a second", "≥ 1.25", "1.00", "1.24", "**no**"] in rows
+    assert ["| on a GPU, ag, 512 tokens: memory", "≤ 1.02 of plain", "–", "2.000", "**no**"] in rows
+    assert ["| on a GPU, ag, 8,192 tokens: step", "≤ 1.05 of plain", "–", "–", "not measured"] in rows
 
 
 def test_the_page_about_steering_is_that_of_its_figures() -> None:

@@ -1,0 +1,81 @@
+"""The goals of speed and memory beside what was measured before the work on them, and now: ``speed.md``.
+
+    python -m benchmarks.goals [--results docs/results]
+
+Reads the figures that other benchmarks have written: ``step_cost_2048_before.json`` and ``step_cost_2048_now.json``,
+``packing.json``, and ``gpu.json``, where there is one.  Every figure is a ratio to a side that took turns with it in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.gpu.claims import claims
+from benchmarks.pages import known
+
+
+class Goal(NamedTuple):
+    """A limit for a figure of step costs at 2,048 tokens."""
+
+    name: str
+    row: str
+    figure: str
+    most: float
+
+
+GOALS = (
+    Goal("squared losses (`preset:ag`): step", "ag", "ratio", 1.15),
+    Goal("squared losses (`preset:ag`): memory", "ag", "memory_ratio", 1.05),
+    Goal("divergences (`kl`): step", "kl", "ratio", 1.15),
+    Goal("divergences (`kl`): memory", "kl", "memory_ratio", 1.05),
+    Goal("masks (`preset:roles`): step", "roles", "ratio", 1.10),
+    Goal("masks (`preset:roles`): memory", "roles", "memory_ratio", 1.15),
+)
+COST = "python -m benchmarks.step_cost --processor-time --lengths 2048 --dropouts 0.0 --only ag,kl,roles --rounds 5"
+PACKING, PACKED = "python -m benchmarks.packing --plan preset:ag", 1.25
+
+
+def page(results: Path) -> str:
+    """The page of the figures in a folder."""
+    before, now = (known(results / f"step_cost_2048{suffix}.json") for suffix in ("_before", "_now"))
+    lines = [
+        "# Goals of speed and memory",
+        "",
+        "`python -m benchmarks.goals` makes this page from [before](step_cost_2048_before.json), [now](step_cost_2048_now.json) and "
+        "[packing](packing.json), and from `gpu.json`, which `make gpu` writes. The first rows are ratios to the same step without a "
+        f"plan at 2,048 tokens without dropout, on a CPU (torch {now['torch']}), before by the clock and now in seconds of the processor; "
+        "those of packing to padded batches.",
+        "",
+        "| what | goal | before | now | reached | command |",
+        "|---|--:|--:|--:|---|---|",
+    ]
+    for goal in GOALS:
+        old, new = (one["results"][0]["rows"][goal.row][goal.figure] for one in (before, now))
+        lines.append(_row(goal.name, f"≤ {goal.most:.2f}", f"{old:.3f}", f"{new:.3f}", new <= goal.most, COST))
+    for plan, ways in known(results / "packing.json")["rows"].items():
+        rate = ways["packed"]["ratio"]
+        name = f"packing, {plan}: tokens a second"
+        lines.append(_row(name, f"≥ {PACKED:.2f}", "1.00", f"{rate:.2f}", rate >= PACKED, PACKING))
+    found: dict[str, Any] = known(results / "gpu.json") or {"device": "", "parts": {}}
+    for claim in claims(found):
+        lines.append(_row(f"on a GPU, {claim.name}", claim.goal, "–", claim.measured, claim.holds, "make gpu"))
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, goal: str, before: str, now: str, reached: bool | None, command: str) -> str:
+    said = {True: "yes", False: "**no**", None: "not measured"}[reached]
+    return f"| {name} | {goal} | {before} | {now} | {said} | `{command}` |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "results")
+    folder = parser.parse_args().results
+    (folder / "speed.md").write_text(page(folder), encoding="utf-8")
+    print(folder / "speed.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -220,28 +220,34 @@ class AttentionWithSquares(torch.autograd.Function):
             lse_BhQ[example, :, rows] = highest_hR - attention_hRK.amax(-1).log()
             squares_BhQ[example, :, rows] = torch.linalg.vector_norm(attention_hRK, dim=-1).square()
             output[example, :, rows] = attention_hRK @ wide_value[example, :, keys]
-        ctx.save_for_backward(query, key, value, output, squares_BhQ, allowed_BQK)
+        ctx.save_for_backward(query, key, value, output, lse_BhQ, squares_BhQ, allowed_BQK)
         ctx.is_causal, ctx.scale = is_causal, scale
         return output, lse_BhQ, squares_BhQ
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor, grad_squares: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, squares_BhQ, allowed_BQK = ctx.saved_tensors
+        query, key, value, output, lse_BhQ, squares_BhQ, allowed_BQK = ctx.saved_tensors
         dtype = squares_BhQ.dtype
         wide_query, wide_key, wide_value = query.to(dtype) * ctx.scale, key.to(dtype), value.to(dtype)
         grad, twice = grad.to(dtype), 2 * grad_squares
-        same_BhQ1 = ((grad * output).sum(-1) - grad_lse + twice * squares_BhQ).unsqueeze(-1)
+        same_BhQ = (grad * output).sum(-1) - grad_lse + twice * squares_BhQ
+        # with a column of ones the products of matrices subtract what is the same for all keys of a row
+        query_and_lse, grad_and_same = _beside(wide_query, -lse_BhQ), _beside(grad, -same_BhQ)
+        key_and_one, value_and_one = (_beside(each, each.new_ones(each.shape[:3])) for each in (wide_key, wide_value))
         grad_query = torch.empty_like(wide_query)
         grad_key, grad_value = torch.zeros_like(wide_key), torch.zeros_like(wide_value)
         for example, rows, keys in _blocks(query, key, ctx.is_causal):
-            query_hRD, grad_hRD = wide_query[example, :, rows], grad[example, :, rows]
-            key_hKD, value_hKD = wide_key[example, :, keys], wide_value[example, :, keys]
-            scores_hRK = query_hRD @ key_hKD.mT
+            query_hRD, grad_hRD, key_hKD = (
+                wide_query[example, :, rows],
+                grad[example, :, rows],
+                wide_key[example, :, keys],
+            )
+            scores_hRK = query_and_lse[example, :, rows] @ key_and_one[example, :, keys].mT
             _hide(scores_hRK, allowed_BQK, ctx.is_causal, example, rows)
-            attention_hRK = scores_hRK.softmax(-1)
+            attention_hRK = scores_hRK.exp_()
             grad_value[example, :, keys].baddbmm_(attention_hRK.mT, grad_hRD)
-            grad_hRK = (grad_hRD @ value_hKD.mT).sub_(same_BhQ1[example, :, rows])
+            grad_hRK = grad_and_same[example, :, rows] @ value_and_one[example, :, keys].mT
             grad_hRK.addcmul_(attention_hRK, twice[example, :, rows, None]).mul_(attention_hRK)
             grad_query[example, :, rows] = grad_hRK @ key_hKD
             grad_key[example, :, keys].baddbmm_(grad_hRK.mT, query_hRD)
@@ -253,6 +259,11 @@ class AttentionWithSquares(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _beside(states_BhTD: Tensor, numbers_BhT: Tensor) -> Tensor:
+    """States with one more entry."""
+    return torch.cat((states_BhTD, numbers_BhT.unsqueeze(-1)), dim=-1)
 
 
 def _blocks(query: Tensor, key: Tensor, is_causal: bool) -> Iterator[tuple[int, slice, slice]]:

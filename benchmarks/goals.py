@@ -33,7 +33,7 @@ GOALS = (
     Goal("masks (`preset:roles`): step", "roles", "ratio", 1.10),
     Goal("masks (`preset:roles`): memory", "roles", "memory_ratio", 1.15),
 )
-COST = "python -m benchmarks.step_cost --processor-time --lengths 2048 --dropouts 0.0 --only ag,kl,roles --rounds 5"
+COST = "python -m benchmarks.step_cost --processor-time --lengths 2048 --dropouts 0.0 --only ag,kl,roles --rounds 3"
 PACKING, PACKED = "python -m benchmarks.packing --plan preset:ag", 1.25
 
 

@@ -112,7 +112,7 @@ report() {
   *-figure*) set -- --title "$(sed -n 's/^# \(Paper [^:]*\):.*/\1/p' "$0")" ;;
   *)
     set -- --paper "$_table" "$@"
-    case $(basename "$0") in [a-e]-table*) ;; *) set -- "$@" --title "$(basename "$0" .sh), beside a table of paper ${_table%%-*}" ;; esac
+    case $(basename "$0") in [a-e]-table*) ;; *) set -- "$@" --title "$(basename "$0" .sh), beside table ${_table##*table} of paper $(echo "${_table%%-*}" | tr a-e A-E)" ;; esac
     ;;
   esac
   # shellcheck disable=SC2086  # references are words

@@ -211,7 +211,7 @@ def test_a_copied_recipe_with_two_changed_lines_goes_on_after_a_stop_and_gives_t
     assert there == [True] * 4 + [False] * 2
     assert ran.commands[-1][1:3] == ["a3-oromo-1-none-0", "a3-oromo-1-ag-0"]
     page = (tmp_path / "reports" / f"{recipe.stem}.html").read_text(encoding="utf-8")
-    assert "RoBERTa-8-AG" in page and "a3-oromo-1-ag-0" in page and "<h1>oromo, beside a table of paper a</h1>" in page
+    assert "RoBERTa-8-AG" in page and "a3-oromo-1-ag-0" in page and "<h1>oromo, beside table 3 of paper A</h1>" in page
 
     def weights() -> list[bytes]:
         return [path.read_bytes() for path in sorted(tmp_path.glob("artifacts/model/*/model.safetensors"))]

@@ -150,7 +150,7 @@ def pytest_collection_finish() -> None:
 
 def _dropped(items: list[pytest.Item]) -> set[pytest.Item]:
     """The cases to leave out: those marked ``every``, and, of a test marked ``one_in(n)``, all but every n-th diagonal of
-    the product of its ``parametrize`` axes, unless no case would be left.
+    the product of its axes, unless no case would be left.
     """
     dropped, kept = defaultdict(list), set()
     indices: defaultdict[tuple[object, ...], dict[tuple[int, ...], int]] = defaultdict(dict)  # of the values per axis
@@ -160,9 +160,8 @@ def _dropped(items: list[pytest.Item]) -> set[pytest.Item]:
             continue
         test = (item.parent, item.originalname)
         diagonal = zlib.crc32(item.originalname.encode())
-        for number, axis in enumerate(item.iter_markers("parametrize")):
-            names = axis.args[0].split(",") if isinstance(axis.args[0], str) else axis.args[0]
-            value = tuple(id(item.callspec.params[name.strip()]) for name in names)
+        for number, names in enumerate(_axes(item)):
+            value = tuple(id(item.callspec.params[name]) for name in names)
             known = indices[*test, number]
             diagonal += known.setdefault(value, len(known))
         if diagonal % mark.args[0]:
@@ -171,6 +170,16 @@ def _dropped(items: list[pytest.Item]) -> set[pytest.Item]:
             kept.add(test)
     rest = {item for test in dropped.keys() & kept for item in dropped[test]}
     return rest | {item for item in items if item.get_closest_marker("every")}
+
+
+def _axes(item: pytest.Function) -> list[list[str]]:
+    """The names of each ``parametrize`` of a test, then of each fixture with ``params`` that it asks for."""
+    given = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    axes = [[name.strip() for name in (names.split(",") if isinstance(names, str) else names)] for names in given]
+    fixtures = getattr(item, "callspec", SimpleNamespace(params={})).params.keys() - {
+        n for names in axes for n in names
+    }
+    return axes + [[name] for name in sorted(fixtures)]
 
 
 def pytest_configure(config: pytest.Config) -> None:

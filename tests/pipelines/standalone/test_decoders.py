@@ -27,7 +27,7 @@ from tests.guidance.test_cache import (
 from tests.pipelines.standalone.test_standalone import CLOSE, _code_is_copied_to, exported, opened  # noqa: F401
 
 
-@pytest.mark.one_in(60)
+@pytest.mark.one_in(120)
 @pytest.mark.parametrize(("family", "name"), CASES)
 @torch.no_grad()
 def test_a_standalone_decoder_computes_what_the_guided_one_does(family: str, name: str, tmp_path: Path) -> None:

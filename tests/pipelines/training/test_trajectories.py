@@ -257,10 +257,13 @@ def test_objectives_whose_sequences_hold_several_texts_are_not_packed(world: Wor
 
 @pytest.fixture(scope="module")
 def of_two_processes(world: World, every: bool) -> Mapping[str, Sequence[Path]]:
-    """The stores into which ``torchrun`` has trained each case in two processes, each of which holds the whole model or a part."""
+    """The stores into which ``torchrun`` has trained each case in two processes.
+
+    Each process holds the whole model in every second case and a part in the others; ``--every`` tries both, and more.
+    """
     fsdp = {"parallel": "fsdp"}
-    runs = [(case, "four", {"micro_batches": 4}) for case in CASES]
-    runs += [(case, "divided", fsdp) for case in [*CASES][:: 1 if every else 2]]
+    ways: list[tuple[str, dict[str, Any]]] = [("four", {"micro_batches": 4}), ("divided", fsdp)]
+    runs = [(case, *way) for n, case in enumerate(CASES) for way in (ways if every else [ways[n % 2]])]
     runs += [
         (case, way, changes)
         for case in CASES

@@ -7,7 +7,7 @@ RUNTIME = $(VENV)/.runtime
 STAMP = $(VENV)/.installed
 export PIP_CONSTRAINT = $(CURDIR)/constraints.txt
 
-.PHONY: quickstart test test-every check site recipes faults bench gpu clean
+.PHONY: quickstart test test-every transformers-tests check site recipes faults bench gpu clean
 
 quickstart: $(RUNTIME)
 	$(BIN)/guide quickstart
@@ -23,6 +23,11 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The tests that transformers has for all its models, without a plan and with plans that change nothing; fetches their source, takes
+# half a minute for each family and plan.
+transformers-tests: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.transformers_contract.common_tests
 
 # The documentation as a site, site/index.html.  Its search needs a server: python3 -m http.server --directory site
 site: $(STAMP)

@@ -21,13 +21,13 @@ from guidance.attention.sdpa import flash, flash_backward
 from guidance.mechanisms.masks import additive
 
 SMALL = 1 << 18
-"""A matrix of fewer queries times keys is computed whole."""
+"""Heads with fewer scores than this, queries times keys, compute all of them."""
 
 FEWEST_ROWS = 32
 """The queries of the shortest blocks: as many as the kernel itself takes at once."""
 
 GATHERING = 32
-"""What it costs to gather a token and to add up its gradients, in scores."""
+"""Gathering a token and adding up its gradients takes as long as this number of scores."""
 
 WORTH = 0.75
 """The share of all scores up to which it is cheaper to compute only some."""
@@ -36,17 +36,7 @@ WORTH = 0.75
 def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     """The output of some masked heads, (B, Q, heads, D)."""
     groups = fitting(call, heads)
-    mine = tuple(head for group in groups for head in group)
-    others = tuple(head for head in heads if head not in mine)
-    outputs = []
-    if mine:
-        layouts = [(positions(group, mine), layout) for group, layout in groups.items()]
-        outputs.append(SparseAttention.apply(*sdpa.states_of(call, mine), layouts, call.scale))
-    if others:
-        outputs.append(sdpa.attend(call, others))
-    output = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
-    order = mine + others
-    return output if order == heads else output[:, :, list(positions(heads, order))]
+    return _attend(call, heads, groups) if groups else sdpa.attend(call, heads)
 
 
 def fitting(call: AttentionCall, heads: tuple[int, ...]) -> dict[tuple[int, ...], tuple[Part, ...]]:
@@ -65,6 +55,17 @@ def fitting(call: AttentionCall, heads: tuple[int, ...]) -> dict[tuple[int, ...]
         groups[masks] = (*groups.get(masks, ()), head)
     found = {group: _parts(call, masks) for masks, group in groups.items()}
     return {group: parts for group, parts in found.items() if parts is not None}
+
+
+def _attend(call: AttentionCall, heads: tuple[int, ...], groups: dict[tuple[int, ...], tuple[Part, ...]]) -> Tensor:
+    mine = tuple(head for group in groups for head in group)
+    others = tuple(head for head in heads if head not in mine)
+    layouts = [(positions(group, mine), layout) for group, layout in groups.items()]
+    output = SparseAttention.apply(*sdpa.states_of(call, mine), layouts, call.scale)
+    if others:
+        output = torch.cat((output, sdpa.attend(call, others)), dim=2)
+    order = mine + others
+    return output if order == heads else output[:, :, list(positions(heads, order))]
 
 
 class Places:

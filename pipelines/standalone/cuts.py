@@ -34,6 +34,9 @@ ALWAYS: Cuts = {
     ("guidance.attention.logsumexp", "_attend"): _NEVER,
     ("guidance.attention.reference", "measurements"): "return []",
     ("guidance.attention.reference", "note"): "return None",
+    # masked heads take the public kernel with a mask: the same numbers, and no operator that another torch may lack
+    ("guidance.attention.sparse", "fitting"): "return {}",
+    ("guidance.attention.sparse", "_attend"): _NEVER,
     # its texts are never packed
     ("guidance.batch", "BatchGuidance.packed"): _NEVER,
     ("guidance.attention.function", "_packed_attention"): _NEVER,

@@ -44,9 +44,9 @@ def page(results: Path) -> str:
         "# Goals of speed and memory",
         "",
         "`python -m benchmarks.goals` makes this page from [before](step_cost_2048_before.json), [now](step_cost_2048_now.json) and "
-        "[packing](packing.json), and from `gpu.json`, which `make gpu` writes. The first rows are ratios to the same step without a "
-        f"plan at 2,048 tokens without dropout, on a CPU (torch {now['torch']}), before by the clock and now in seconds of the processor; "
-        "those of packing to padded batches.",
+        "[packing](packing.json), and from `gpu.json`, which `make gpu` writes. The first rows are for 2,048 tokens without dropout on "
+        f"a CPU (torch {now['torch']}): ratios to the same step without a plan, before of elapsed time and now of processor time. "
+        "The rows on packing are ratios to padded batches.",
         "",
         "| what | goal | before | now | reached | command |",
         "|---|--:|--:|--:|---|---|",

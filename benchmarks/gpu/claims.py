@@ -20,7 +20,7 @@ TOKENS = {"H100": 304_000, "H200": 600_000}
 
 
 class Claim(NamedTuple):
-    """A claim with what was measured; ``holds`` is None if it was not."""
+    """A claim beside what was measured; ``holds`` is None if nothing was."""
 
     name: str
     goal: str
@@ -32,9 +32,7 @@ def claims(found: Found) -> list[Claim]:
     """All claims, about parts that were measured or not."""
     parts = found["parts"]
     rows = [
-        Claim(f"{part}: within the limits", "all", *_counted(list(_compared(parts[part]))))
-        if part in parts
-        else Claim(f"{part}: within the limits", "all", "–", None)
+        Claim(f"{part}: within the limits", "all", *_counted(parts.get(part)))
         for part in ("agreement", "trajectory", "backends")
     ]
     for kind in HALF:
@@ -82,7 +80,10 @@ def _ratio(row: Found, kind: str, unit: str, limit: float) -> tuple[str, bool | 
     return ("failed", False) if value is None else (f"{value:.3f}", value <= limit)
 
 
-def _counted(each: list[Found]) -> tuple[str, bool]:
+def _counted(part: Found | None) -> tuple[str, bool | None]:
+    if part is None:
+        return "–", None
+    each = list(_compared(part))
     good = sum(bool(one.get("within")) for one in each)
     return f"{good} of {len(each)}", good == len(each)
 

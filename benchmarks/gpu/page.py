@@ -42,7 +42,7 @@ def _model(found: Found) -> str:
 def _agreement(part: Found) -> list[str]:
     lines = [
         "Distance of outputs, losses and gradients of small models of all families from those of the CPU in float32, relative to "
-        "their length: the largest of each. The limits are in `tests/gpu/agreement.py`.",
+        "their norms: the largest of each. The limits are in `tests/gpu/agreement.py`.",
         "",
         "| plan | float32 | bfloat16 | within the limits |",
         "|---|---|---|---|",

@@ -58,7 +58,7 @@ Found = dict[str, Any]
 
 
 class Setting(NamedTuple):
-    """How large everything is that is measured.
+    """What is measured, and how large it is.
 
     Attributes:
         tokens: in a batch.
@@ -133,7 +133,7 @@ def agreement(setting: Setting) -> Found:
 # trajectory
 
 TRAINED = ("attention_loss", "gate", "mix", "adversary")
-"""Plans with and without parameters of their own, and one with a second pass."""
+"""Plans that are trained: a loss, two with parameters of their own, and one that makes a second pass."""
 
 STEPS = 4
 FOUR = batch((7, 4, 5, 6))
@@ -332,7 +332,7 @@ def throughput(setting: Setting) -> Found:
 
 
 def backends(setting: Setting) -> Found:
-    """What long steps cost with a backend over the default one, and how far its loss and its gradients are from that one's."""
+    """Time, memory, loss and gradients of long steps with a backend, compared with those of the default backend."""
 
     def measured(kind: str, backend: Any, length: int) -> Found:
         expected, usual = _first_and_cost(_with_backend(setting, kind, length, "auto"), setting.rounds)
@@ -384,4 +384,4 @@ PARTS: dict[str, tuple[Callable[[Setting], Found], float]] = {
     "backends": (backends, 0.15),
     "throughput": (throughput, 0.15),
 }
-"""By name, with its share of the time; what a part leaves over, the next ones have."""
+"""Each part and its share of the time.  Time that a part leaves is for those after it."""

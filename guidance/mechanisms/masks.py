@@ -120,7 +120,7 @@ class BiasWeights(nn.Module):
 
 
 def joined(keep_BQK: Tensor, allowed_BQK: Tensor) -> Tensor:
-    """What a head may see whose masks leave some of the keys of its scope.  A row that is left empty falls back to the scope."""
+    """The keys that a head may see: those that its masks leave, and all that are allowed for a query to which they leave none."""
     return keep_BQK | (allowed_BQK & ~keep_BQK.any(-1, keepdim=True))  # onnxruntime has no choice between booleans
 
 

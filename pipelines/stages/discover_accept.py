@@ -114,7 +114,7 @@ def one_each(accepted: Accepted) -> tuple[Accepted, list[str]]:
 
 
 def _check_plan(opening: Opening[Config]) -> None:
-    """Raises InputError if the least important heads are asked for, and no importance was measured; and what `made` raises."""
+    """Raises InputError if the least important heads are asked for although no importance was measured.  Raises what `made` raises, too."""
     config, discovery = opening.config, opening.inputs["discovery"]
     if config.into == "least-important" and not (config.heads or config.pal) and discovery.counts["task"] is None:
         raise InputError(

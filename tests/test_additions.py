@@ -347,6 +347,7 @@ def test_a_new_task_is_trained_measured_compared_and_put_to_work(extended: Guide
     assert "exact" in searched
 
 
+@pytest.mark.every
 def test_a_new_probe_measures_and_shows_its_table(extended: Guide, tmp_path: Path) -> None:
     data = trainings.sequences(Store(tmp_path / "artifacts"))
     tiny = "--layers 1 --hidden 16 --heads 2 --steps 2 --architecture bert"

@@ -100,7 +100,7 @@ def test_each_recipe_says_what_the_paper_did_and_what_differs_and_is_in_the_tabl
         assert starts == ["Paper", "The paper:", "Here:", "Costs: tiny"], script.name
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("scale", ["tiny", "paper"])
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_every_command_of_a_recipe_is_accepted(script: Path, scale: str, guide: Guide, tmp_path: Path) -> None:

@@ -988,6 +988,7 @@ def test_a_learned_attack_is_stronger_than_random_masks_of_the_same_proportion(s
     ("seeds", "low", "high", "ratio"),
     [(SEEDS, 0.1, 0.3, 1.4), (SEEDS, 0.3, 3.0, 1.4), *(((seed,), 0.1, 3.0, 2.0) for seed in SEEDS)],
 )
+@pytest.mark.every
 def test_a_higher_tau_leaves_fewer_units_off(seeds: tuple[int, ...], low: float, high: float, ratio: float) -> None:
     # Measured, averaged over layers and seeds: 0.42 with tau = 0.1, 0.20 with 0.3, 0.05 with 3; for single seeds two
     # adjacent values of tau come close (0.08, 0.07).

@@ -72,6 +72,7 @@ def test_a_whole_model_is_one_graph_and_gives_the_same_losses_and_gradients(fami
 
 @pytest.mark.one_in(10)
 @pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.every
 def test_passes_and_losses_of_a_step_have_no_graph_break(plan: str) -> None:
     """What a step computes from a batch and its guidance, as one function; numbers that a batch gives stay in the graph, as in
     `pipelines.training.memory.compile_model`."""
@@ -103,6 +104,7 @@ def test_several_losses_and_what_a_tokenizer_tells_are_one_graph(plan: str) -> N
     _check("bert", Plan.load(plan) if plan.startswith("preset:") else plan, "aot_eager", num_hidden_layers=1)
 
 
+@pytest.mark.every
 def test_one_process_compiles_models_with_several_plans() -> None:
     """The compiler then takes the numbers of guides and heads for variables, which it can neither write out nor sort."""
     for rows in (

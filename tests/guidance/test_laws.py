@@ -241,7 +241,7 @@ def _checkpointed(family: str, name: str, reentrant: bool | None) -> tuple[Run, 
     return run(model, handle, inputs_of(family)), model, handle
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
 @of_cases([case for case in CASES if case[0] != "albert"])
 def test_checkpointing_changes_neither_losses_nor_gradients(family: str, name: str) -> None:
@@ -297,7 +297,7 @@ def test_under_bfloat16_autocast_losses_are_float32_and_gradients_finite(family:
     assert found and all(gradient.isfinite().all() for gradient in found)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @every_case
 def test_models_in_other_precisions_follow_every_plan(family: str, name: str, dtype: torch.dtype) -> None:
@@ -544,6 +544,7 @@ DECODER_PLANS: dict[str, tuple[Guide, ...]] = {
 
 @every_pair
 @pytest.mark.parametrize("name", DECODER_PLANS)
+@pytest.mark.one_in(6)
 def test_decoders_give_the_same_alone_and_in_a_padded_batch(family: str, name: str) -> None:
     # the third source is as long as its target
     inputs = pair_batch((7, 4, 5), (3, 6, 5))
@@ -600,6 +601,7 @@ def _greedy(model: PreTrainedModel, handle: Handle, sources: dict[str, Tensor]) 
 @every_pair
 @pytest.mark.parametrize("name", ["mask", "bias", "bias, learn", "fix", "gaussian", "off", "gate", "gate, query"])
 @pytest.mark.parametrize("where", ["encoder", "decoder"])
+@pytest.mark.one_in(6)
 def test_generation_follows_the_plan(family: str, name: str, where: str) -> None:
     model, handle = installed(family, name if where == "encoder" else Plan(DECODER_PLANS[name]))
     sources = batch()

@@ -27,6 +27,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, rows: dict[str, Any]) -> Any:
     return figures.pop()
 
 
+@pytest.mark.every
 def test_all_heads_of_a_model_fit_a_page_and_only_letters_that_can_be_read_are_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

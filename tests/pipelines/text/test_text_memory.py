@@ -64,6 +64,7 @@ def test_one_line_of_50_mb(tmp_path: Path) -> None:
     assert answer["counts"]["blocks"] >= 500
 
 
+@pytest.mark.every
 def test_a_long_line_goes_through_all_stages(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"Some words stand here. " * (4_000_000 // 23))

@@ -123,6 +123,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[module]
 
 
+@pytest.mark.every
 def test_changed_code_of_another_package_trains_and_evaluates_again(
     store: Store, data: Artifact, package: Path, tmp_path: Path
 ) -> None:

@@ -232,7 +232,7 @@ def whole(request: pytest.FixtureRequest, world: World) -> tuple[str, Path]:
     return request.param, model(into)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_four_micro_batches_learn_the_same_as_one(world: World, whole: tuple[str, Path], tmp_path: Path) -> None:
     train(world, whole[0], tmp_path / "four", micro_batches=4)
     assert_close(model(tmp_path / "four"), whole[1])
@@ -284,6 +284,7 @@ def of_two_processes(world: World, every: bool) -> Mapping[str, Sequence[Path]]:
     return folders
 
 
+@pytest.mark.one_in(6)
 def test_two_processes_learn_the_same_as_one(
     whole: tuple[str, Path], of_two_processes: Mapping[str, Sequence[Path]]
 ) -> None:
@@ -354,7 +355,7 @@ def test_what_cannot_be_divided_is_refused(world: World, tmp_path: Path, changes
         refused(0)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_a_run_that_is_killed_twice_ends_with_the_same_bits(
     world: World, whole: tuple[str, Path], tmp_path: Path
 ) -> None:

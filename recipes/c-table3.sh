@@ -7,12 +7,13 @@
 #   always wrong, so there are no conflicts to speak of: it shows that the recipe runs, and tests nothing.
 # Costs: tiny 4 runs of 400 steps and 16 fine-tunings; paper 4 runs of a million steps of 256 x 512 tokens, and 800 fine-tunings.
 . "$(dirname "$0")/common.sh"
-: "${variants:=bert bert-mcmisp electra electra-mcmisp}" "${table:=c-table3}" "${start:=--init}" # see the other recipes of paper C
+# see the other recipes of paper C
+: "${variants:=bert bert-mcmisp electra electra-mcmisp}" "${table:=c-table3}" "${models:=c}" "${start:=--init}"
 case $SCALE in
 tiny)
-  text=builtin:python-docs vocabulary=4000 length=64 tasks="mrpc rte" SEEDS=${SEEDS:-1} moments="100 200 300"
+  text=builtin:python-docs vocabulary=4000 length=64 tasks=${tasks:-mrpc rte} SEEDS=${SEEDS:-1} moments="100 200 300"
   learn() {
-    run pretrain "$packed" --layers 6 --hidden 128 --heads 8 --learning-rate 1e-3 --steps "${STEPS:-400}" --warmup-steps 20 "$@"
+    run pretrain "$packed" --layers "${layers:-6}" --hidden 128 --heads 8 --learning-rate 1e-3 --steps "${STEPS:-400}" --warmup-steps 20 "$@"
   }
   tune() { keep search "$data" --grid learning-rate=3e-4,1e-3 --max-length 64 --epochs "${EPOCHS:-2}" --seeds "$SEEDS" "$@"; }
   ;;
@@ -44,7 +45,7 @@ for variant in $variants; do
   if [ "$start" = --along ]; then
     for moment in $moments; do set -- "$@" --snapshots "$moment"; done
   fi
-  model=$(learn "$@" --name "c-$variant")
+  model=$(learn "$@" --name "$models-$variant")
   for task in $tasks; do
     task "$task"
     tune "$start" "$model" --name "$table-$task-$variant"

@@ -97,12 +97,12 @@ def heads_picture(
     """
     name = name_of_model(run.inputs["model"])
     is_random = getattr(run.config, "random", None) is not None
-    title = f"{title}\n{name}{', random weights' if is_random else ''}"
-    return heads_map(rows, figure, title=title, label=label, hundredths=hundredths)
+    of = f"{name}{', random weights' if is_random else ''}"
+    return heads_map({of: rows}, figure, title=title, label=label, hundredths=hundredths)
 
 
 def heads_map(
-    rows: Sequence[Mapping[str, Any]],
+    heads: Mapping[str, Sequence[Mapping[str, Any]]],
     figure: str,
     *,
     title: str,
@@ -110,41 +110,46 @@ def heads_map(
     hundredths: bool = True,
     form: str = "png",
 ) -> bytes:
-    """A picture as that of `heads_picture`, whose title is ``title`` alone.
+    """A picture as that of `heads_picture`, of one model or of several, one below the other on one scale.
 
     Args:
+        heads: the rows of each model, by what it is called.
         form: the file format, one of `pipelines.drawing.FORMATS`.
     """
     from pipelines.drawing import PALETTE, figure_of, png, printed
 
+    rows = [row for own in heads.values() for row in own]
     kinds = list(dict.fromkeys(row["attention"] for row in rows))
     sizes = [
         [1 + max(row[key] for row in rows if row["attention"] == kind) for key in ("layer", "head")] for kind in kinds
     ]
-    width = sum(max(2.8, 0.5 * heads) for _, heads in sizes) + 2.0
-    drawn, grid = figure_of(width, max(2.4, 0.42 * max(layers for layers, _ in sizes) + 1.4), columns=len(kinds))
+    width = sum(max(2.8, 0.5 * wide) for _, wide in sizes) + 2.0
+    height = len(heads) * max(2.0, 0.42 * max(layers for layers, _ in sizes) + 1.0) + 0.4
+    drawn, grid = figure_of(width, height, rows=len(heads), columns=len(kinds))
     scale = 100 if hundredths else 1
     values = [scale * row[figure] for row in rows if row[figure] is not None] or [scale]
     lowest, highest = min(0.0, *values), max(0.0, *values)
     if lowest == highest:
         highest = 1.0
     decimals = 0 if hundredths else max(0, 2 - math.floor(math.log10(max(-lowest, highest))))
-    for axes, kind, (layers, heads) in zip(grid[0], kinds, sizes, strict=True):
-        table = np.full((layers, heads), np.nan)
-        for row in rows:
-            if row["attention"] == kind and row[figure] is not None:
-                table[row["layer"], row["head"]] = scale * row[figure]
-        image = axes.imshow(table, cmap=PALETTE, vmin=lowest, vmax=highest, aspect="auto")
-        axes.set_xticks(range(heads))
-        axes.set_yticks(range(layers))
-        axes.set_xlabel("head" if kind == "self" else f"head ({kind})")
-        for (layer, head), value in np.ndenumerate(table):
-            if heads <= 16 and not np.isnan(value):
-                colour = "black" if value - lowest > 0.6 * (highest - lowest) else "white"
-                axes.text(head, layer, f"{value:.{decimals}f}", ha="center", va="center", fontsize=8, color=colour)
-    grid[0][0].set_ylabel("layer")
+    for (name, own), line in zip(heads.items(), grid, strict=True):
+        for axes, kind, (layers, wide) in zip(line, kinds, sizes, strict=True):
+            table = np.full((layers, wide), np.nan)
+            for row in own:
+                if row["attention"] == kind and row[figure] is not None:
+                    table[row["layer"], row["head"]] = scale * row[figure]
+            image = axes.imshow(table, cmap=PALETTE, vmin=lowest, vmax=highest, aspect="auto")
+            axes.set_xticks(range(wide))
+            axes.set_yticks(range(layers))
+            axes.set_xlabel("head" if kind == "self" else f"head ({kind})")
+            for (layer, head), value in np.ndenumerate(table):
+                if wide <= 16 and not np.isnan(value):
+                    colour = "black" if value - lowest > 0.6 * (highest - lowest) else "white"
+                    axes.text(head, layer, f"{value:.{decimals}f}", ha="center", va="center", fontsize=8, color=colour)
+        line[0].set_ylabel("layer")
+        line[0].set_title(name, fontsize=10, parse_math=False)
     drawn.suptitle(title, fontsize=11, parse_math=False)
-    drawn.colorbar(image, ax=list(grid[0]), shrink=0.8, label=label)
+    drawn.colorbar(image, ax=list(grid.ravel()), shrink=0.8, label=label)
     return png(drawn) if form == "png" else printed(drawn, form)
 
 

@@ -41,6 +41,13 @@ class SequencesConfig(stage.Config):
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
 
 
+def random_weights() -> Any:
+    """The setting of probes that can also read a model of the same shape with random weights, to compare with."""
+    return Field(
+        None, ge=0, description="Seed of random weights, which are probed instead of the model's weights and plan."
+    )
+
+
 class ReadingConfig(stage.Config):
     """How a probe reads texts."""
 
@@ -50,9 +57,7 @@ class ReadingConfig(stage.Config):
         description="Combination of the attention from the tokens of one word: mean, first token, or maximum.",
     )
     limit: int = Field(0, ge=0, description="Maximum number of texts; 0 for all.")
-    random: int | None = Field(
-        None, ge=0, description="Seed of random weights, which are probed instead of the model's weights and plan."
-    )
+    random: int | None = random_weights()
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import BatchEncoding
 
+import guidance
 from guidance.checkpoint import find_plan
 from guidance.errors import InputError
 from guidance.patterns.features import Tokens, Vocabulary
@@ -26,7 +27,7 @@ from pipelines.engine.stage import Run
 from pipelines.probing.probe import SequencesConfig
 from pipelines.training.batches import Examples, ids_and_mask, pad, pad_features
 from pipelines.training.learner import folder_of
-from pipelines.training.live_text import check_bare_text, words_of
+from pipelines.training.live_text import check_bare_text, with_random_weights, words_of
 from pipelines.training.model_checks import check_lengths, check_model, longest_input
 from pipelines.training.models import read_tokenizer
 from pipelines.training.opening import open_watched
@@ -66,14 +67,24 @@ class WatchedSequences:
         known: the features that the sequences have, besides those of the vocabulary.
     """
 
-    def __init__(self, inputs: Mapping[str, Any], config: SequencesConfig) -> None:
-        """Opens a model and sequences, with masks and scores if they are needed.  Raises InputError if the sequences are of another
-        tokenizer, or longer than the model reads, and PlanError if its plan needs a feature that is not there."""
+    def __init__(self, inputs: Mapping[str, Any], config: SequencesConfig, random_seed: int | None = None) -> None:
+        """Opens a model and sequences, with masks and scores if they are needed.
+
+        Args:
+            random_seed: of random weights, with which the model is probed without its plan; None for its own.
+
+        Raises:
+            InputError: the sequences are of another tokenizer, or longer than the model reads.
+            PlanError: its plan needs a feature that is not there.
+        """
         data, masks = inputs["sequences"], inputs.get("masks")
         folder = self._folder = folder_of(inputs["model"])
-        self.plan = find_plan(folder) or Plan()
+        self.plan = (find_plan(folder) if random_seed is None else None) or Plan()
         check_needs(self.plan, str(folder), inputs, training=False)
         self.model, self.handle = open_watched(folder, read_tables(inputs), config.device)
+        if random_seed is not None:
+            self.model = with_random_weights(self.model, random_seed)
+            self.handle = guidance.install(self.model, Plan())
         self.tokenizer = read_tokenizer(data, masked=False, padded=False)
         check_model(self.model, folder, self.tokenizer)
         if self.model.config.is_encoder_decoder:

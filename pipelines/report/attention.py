@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from guidance.errors import GuideError, InputError
 from pipelines.lazy import np, pq
 from pipelines.report.blocks import Block, Picture, Prose, Section, file_name
-from pipelines.report.given import Given, Runs, grouped, without_seed
+from pipelines.report.given import Given, Runs, folders_of, grouped, without_seed
 from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ def _before(runs: Runs, each: Given) -> tuple[Path | None, str]:
     if model is not None:
         with contextlib.suppress(InputError), runs.store.load_input(each.artifact, "init", verify=False) as artifact:
             return artifact.path, f"the model {runs.name_of(model)} that it started from"
+    if (name := folders_of(each.artifact.manifest).get("init")) is not None:
+        folder = Path(str(each.config.get("init")))
+        if not (folder / "config.json").is_file():
+            raise InputError(f"the folder of {name}, from which it started, is not here")
+        return folder, f"the model {name} that it started from"
     snapshots = sorted(
         int(name.split("/")[1].removeprefix("step-"))
         for name in each.artifact.files

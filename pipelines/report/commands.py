@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.engine.stage import is_internal
 from pipelines.report.blocks import Listing, Prose, Section
-from pipelines.report.given import Runs
+from pipelines.report.given import Runs, folders_of
 from pipelines.stages import find
 from pipelines.storage.manifest import ID_LENGTH, digest
 
@@ -28,7 +28,8 @@ def section(runs: Runs) -> tuple[Section, dict[str, bytes]]:
     head = ["#!/bin/sh", "# Makes the runs of this report again; what exists is not made twice.", "set -e"]
     said = (
         "Each command prints the artifact that it made, which the next ones read. Artifacts that exist already are not made again. "
-        "Files of data are named without their folders, plans as they were given; the manifests of artifacts have the digests of both."
+        "Files of data and folders of models are named without the folders that they are in, plans as they were given; the manifests of "
+        "artifacts have their digests."
     )
     listing = Listing("commands.sh", "\n".join([*head, *lines]) + "\n")
     return Section("commands", "The commands to redo it", [Prose(said), listing]), script.plans
@@ -82,14 +83,15 @@ class Script:
 
     def _inputs(self, stage: Any, manifest: Mapping[str, Any]) -> Iterator[str]:
         """The arguments and flags of what a command reads."""
-        inputs, used = manifest.get("inputs", {}), set[str]()
+        inputs, folders, used = manifest.get("inputs", {}), folders_of(manifest), set[str]()
         for role, take in (stage.takes or {"dataset": None}).items():
             stored = [name for name in inputs if name == role or name.startswith(f"{role}-")]
             stored = stored or [name for name in DATA if name in inputs][:1]
             flag = f"--{(take.flag or role).replace('_', '-')} " if take is not None and take.option else ""
             for name in [name for name in stored if name not in used]:
                 used.add(name)
-                yield from (flag + word for word in self._input(name, inputs[name]))
+                words = [shlex.quote(folders[name])] if name in folders else self._input(name, inputs[name])
+                yield from (flag + word for word in words)
 
     def _input(self, role: str, source: Mapping[str, Any]) -> Sequence[str]:
         if role == "builtin":

@@ -13,6 +13,7 @@ from guidance.errors import InputError
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
+from pipelines.training.plan_inputs import WEIGHTS_OF
 from pipelines.views.comparison import common_labels
 
 KINDS = ("model", "search", "evaluation", "probe")
@@ -62,6 +63,13 @@ class Runs:
         recipe = str(manifest["recipe"])
         return self.names.get(recipe) or f"{manifest['kind']}/{recipe[:16]}"
 
+    def model_of(self, manifest: Mapping[str, Any]) -> str:
+        """What people call the model that a run has read, as it has read it; empty if it has read none."""
+        model = self.input_of(manifest, "model")
+        name = self.name_of(model) if model else folders_of(manifest).get("model", "")
+        is_random = manifest.get("config", {}).get("random") is not None
+        return f"{name}, random weights" if name and is_random else name
+
     def data_of(self, manifest: Mapping[str, Any]) -> str:
         """What people call the data of a run: the name of its sequences or dataset, or of the corpus behind them."""
         data = self.input_of(manifest, "sequences", "dataset", "corpus")
@@ -69,16 +77,28 @@ class Runs:
             inputs = manifest.get("inputs", {})
             if any(role in inputs for role in ("sequences", "dataset", "corpus")):
                 return "data that are not in this store"
-            return next((names_of_files(each) for each in inputs.values() if each.get("kind") == "files"), "–")
+            models = folders_of(manifest)
+            files = (each for role, each in inputs.items() if each.get("kind") == "files" and role not in models)
+            return next(map(names_of_files, files), "–")
         corpus = self.input_of(data, "corpus")
-        is_named = data["recipe"] in self.names or corpus is None
-        return self.name_of(data if is_named or corpus is None else corpus)
+        if corpus is None or data["recipe"] in self.names:
+            return self.name_of(data)
+        text = corpus.get("inputs", {}).get("text")
+        return names_of_files(text) if text and corpus["recipe"] not in self.names else self.name_of(corpus)
 
 
 def names_of_files(source: Mapping[str, Any]) -> str:
     """Files that a command has read: the name of one, or the first name and how many there are."""
     first, count = str(next(iter(source.get("first", ())), "files")), int(source.get("count", 1))
     return first if count == 1 else f"{first} and {count - 1:,} more"
+
+
+def folders_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The names of the model folders that a run has read, by role; models of the store are not among them."""
+    origins = [str(entry.get("source") or "") for entry in manifest.get("provenance", ())]
+    names = [each.removeprefix(WEIGHTS_OF) for each in origins if each.startswith(WEIGHTS_OF)] or ["model"]
+    roles = [role for role, each in manifest.get("inputs", {}).items() if "config.json" in each.get("first", ())]
+    return {role: names[min(number, len(names) - 1)] for number, role in enumerate(roles)}
 
 
 def plan_of(config: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from guidance.errors import counted
 from pipelines.drawing import figure_of, letters_of_all_scripts, printed
 from pipelines.report.blocks import Block, Grid, Picture, Prose, Section
-from pipelines.report.given import Runs, is_made_by_search, plan_of, seconds_of
+from pipelines.report.given import Runs, folders_of, is_made_by_search, plan_of, seconds_of
 from pipelines.storage.manifest import digest
 from pipelines.views.comparison import common_labels
 from pipelines.views.comparison_tables import Table
@@ -44,11 +44,12 @@ def nodes_of(runs: Runs) -> dict[str, Node]:
     nodes: dict[str, Node] = {}
     for recipe, manifest in runs.manifests.items():
         own = []
+        folders = folders_of(manifest)
         for role, source in manifest.get("inputs", {}).items():
             of_model = role == "tokenizer" and "tokenizer.json" in source.get("first", ())
             if is_made_by_search(manifest, role) or source.get("kind") in ("plan", "packages") or of_model:
                 continue
-            own.append(key_of.get(source.get("recipe", ""), "") or _files(source, nodes))
+            own.append(key_of.get(source.get("recipe", ""), "") or _files(source, nodes, folders.get(role, "")))
         config = {name: value for name, value in manifest.get("config", {}).items() if name not in ("seed", "name")}
         plan = manifest.get("inputs", {}).get("plan", {}).get("content")
         key = key_of[recipe] = digest([manifest["stage"], config, plan, sorted(set(own))])
@@ -70,13 +71,14 @@ def _direct(parents: Sequence[str], above: Mapping[str, set[str]]) -> list[str]:
     return [parent for parent in parents if not any(parent in above[other] for other in parents)]
 
 
-def _files(source: Mapping[str, Any], nodes: dict[str, Node]) -> str:
-    """The key of the box of an input that is no artifact of this store."""
+def _files(source: Mapping[str, Any], nodes: dict[str, Node], folder: str = "") -> str:
+    """The key of the box of an input that is no artifact of this store, such as the folder of a model."""
     key = digest(dict(source))
     names = ", ".join(str(name) for name in source.get("first", [])[:3])
     more = f" and {source['count'] - 3:,} more" if source.get("count", 0) > 3 else ""
     gone = f"{str(source['recipe'])[:16]}, not in this store" if "recipe" in source else ""
-    nodes.setdefault(key, Node(f"{source.get('kind', 'input')}", [names + more or gone], []))
+    about = ("model", [folder]) if folder else (str(source.get("kind", "input")), [names + more or gone])
+    nodes.setdefault(key, Node(*about, []))
     return key
 
 

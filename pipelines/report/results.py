@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from guidance.errors import GuideError
+from pipelines.engine.declaration import Table as Answers
 from pipelines.metrics.significance import paired_t
-from pipelines.probing.heads import COLUMNS, heads_map, heads_of
+from pipelines.probing.heads import COLUMNS, head_name, heads_map, heads_of
+from pipelines.probing.heads import best as best_head
 from pipelines.report.blocks import Block, Grid, Picture, Prose, Section, file_name, grids_of_tests, notes_of
 from pipelines.report.given import Given, Runs, grouped, without_seed
 from pipelines.training.tasks.summarization import OF_DATA
-from pipelines.views.comparison_tables import Table, with_spread
+from pipelines.views.comparison_tables import MISSING, Table, with_spread
 from pipelines.views.evaluations import Tested, compare_evaluations, corrected
 from pipelines.views.figures import Summary
 from pipelines.views.findings import findings_of
@@ -21,7 +23,7 @@ from pipelines.views.search_tables import labels_of_settings, rows_label, search
 from pipelines.views.searches import compare_searches, compare_settings, data_of, equal_scores, measured_runs
 from pipelines.views.tested_tables import reached_tables
 
-MOST_MAPS = 6
+MOST_MAPS = 3
 """How many maps of heads are drawn of one probe; its tables have all figures."""
 
 
@@ -223,36 +225,111 @@ def _measured(each: Given, prefix: str) -> list[Scored]:
 
 
 def probes(runs: Runs) -> Iterator[Section]:
-    """A section for each probe: its table, and a map of heads for each of its figures."""
-    for number, each in enumerate(runs.of("probe"), 1):
-        name, model = f"probe-{number}", runs.input_of(each.artifact.manifest, "model")
-        of = runs.name_of(model) if model else each.label
-        kind = str(each.artifact.counts.get("probe", "probe"))
+    """A section for each probe and what it was asked about: the answers of all models beside each other, and a map of heads for each
+    figure."""
+
+    def question(each: Given) -> Any:
+        config = {name: value for name, value in each.config.items() if name != "random"}
+        inputs = each.artifact.manifest["inputs"]
+        return [
+            each.artifact.manifest["stage"],
+            config,
+            {role: given["content"] for role, given in inputs.items() if role != "model"},
+        ]
+
+    for number, part in enumerate(grouped(runs.of("probe"), question).values(), 1):
+        name, first = f"probe-{number}", part[0].artifact
+        kind, data = str(first.counts.get("probe", "probe")), runs.data_of(first.manifest)
+        models = [runs.model_of(each.artifact.manifest) for each in part]
+        labels = [
+            model if model and models.count(model) == 1 else each.label
+            for model, each in zip(models, part, strict=True)
+        ]
+        found = zip(*(findings_of(each.artifact) for each in part), strict=False)  # of one stage, so as many of each
         blocks: list[Block] = []
-        for table in findings_of(each.artifact):
-            cells = [list(row) for row in table.rows]
-            if table.titles:
-                blocks.append(Grid(f"{name}-findings", Table(f"probe {kind} of {of}", list(table.titles), cells)))
-            blocks += [Prose(f"{note[:1].upper()}{note[1:]}.") for note in table.notes]
-        if "heads.parquet" in each.artifact.files:
-            blocks += _maps(name, kind, of, heads_of(each.artifact))
-        yield Section(name, f"Probe: {kind} of {of}", blocks)
+        for n, answers in enumerate(found, 1):
+            titles, rows = beside(dict(zip(labels, answers, strict=True)))
+            if titles:
+                caption = f"probe {kind} of {' and of '.join(labels)}"
+                blocks.append(Grid(f"{name}-findings{f'-{n}' * (n > 1)}", Table(caption, titles, rows)))
+            blocks += _remarks(dict(zip(labels, (answer.notes for answer in answers), strict=True)))
+        if "heads.parquet" in first.files:
+            heads = [heads_of(each.artifact) for each in part]
+            blocks += _maps(name, kind, dict(zip(labels, heads, strict=True)))
+        yield Section(name, f"Probe: {kind}, {data}" if data != MISSING else f"Probe: {kind}", blocks)
 
 
-def _maps(name: str, kind: str, of: str, rows: Sequence[Mapping[str, Any]]) -> Iterable[Picture]:
-    """A map of the heads for each of their figures; if there are too many, for those with the highest values."""
-    figures = [key for key in rows[0] if key not in COLUMNS and any(row[key] is not None for row in rows)]
+def beside(tables: Mapping[str, Answers]) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows of one table that holds what several models answered, by what the models are called.
+
+    Where their rows have the same names, as relations have, columns that differ are repeated for each model.  Otherwise, as where each
+    has a best head of its own, the rows of the models stand below each other, and a row that all of them have stands there once.
+    """
+    first, *others = tables.values()
+    if not others:
+        return list(first.titles), [list(row) for row in first.rows]
+    rows = [{row[0]: row for row in table.rows} for table in tables.values()]
+    if all(
+        table.titles == first.titles and own.keys() == rows[0].keys()
+        for table, own in zip(others, rows[1:], strict=True)
+    ):
+        columns = [(first.titles[0], list(rows[0]))]
+        for number, title in enumerate(first.titles[1:], 1):
+            cells = [[own[key][number] for key in rows[0]] for own in rows]
+            if all(each == cells[0] for each in cells):
+                columns.append((title, cells[0]))
+            else:
+                columns += [(f"{title}: {label}", each) for label, each in zip(tables, cells, strict=True)]
+        return [title for title, _ in columns], [
+            list(row) for row in zip(*(cells for _, cells in columns), strict=True)
+        ]
+    shared = [row for row in first.rows if all(row in table.rows for table in others)]
+    place = next(number for number, row in enumerate(first.rows) if row not in shared)
+    own_rows = [(label, row) for label, table in tables.items() for row in table.rows if row not in shared]
+    stacked = [*(("all", row) for row in shared[:place]), *own_rows, *(("all", row) for row in shared[place:])]
+    return [first.titles[0], "model", *first.titles[1:]], [[row[0], label, *row[1:]] for label, row in stacked]
+
+
+def _remarks(notes: Mapping[str, Sequence[str]]) -> Iterator[Prose]:
+    """The notes below the tables of several models; one that all of them have is made once."""
+    every = list(notes.values())
+    for label, own in notes.items():
+        for note in own:
+            if all(note in each for each in every):
+                if own is every[0]:
+                    yield Prose(f"{note[:1].upper()}{note[1:]}.")
+            else:
+                yield Prose(f"{label}: {note}.")
+
+
+def _maps(name: str, kind: str, heads: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterable[Picture]:
+    """Maps of the heads of models, by what the models are called, for each figure of the probe; if there are too many, for the first
+    ones, and of patterns for those with the highest values."""
+    rows = [row for own in heads.values() for row in own]
+    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in COLUMNS}
+    known = {key: values for key, values in columns.items() if any(value is not None for value in values)}
+    # a half of the data is there for the split-half figure, and of pronouns alone all mentions are pronouns
+    figures = [
+        key
+        for number, (key, values) in enumerate(known.items())
+        if not key.startswith("half_") and values not in list(known.values())[:number]
+    ]
     if kind == "importance":
         figures = ["score"]  # the raw importance differs from it only in its scale
-    ranked = sorted(figures, key=lambda key: -max(row[key] for row in rows if row[key] is not None))[:MOST_MAPS]
-    for figure in [key for key in figures if key in ranked]:
-        values = [row[figure] for row in rows if row[figure] is not None]
+    values_of = {key: [value for value in columns[key] if value is not None] for key in figures}
+    if kind == "relevance":  # there may be many patterns, and heads look at few of them
+        figures.sort(key=lambda key: -max(values_of[key]))
+    for figure in figures[:MOST_MAPS]:
+        values = values_of[figure]
         is_share = kind in ("importance", "relevance") and min(values) >= 0 and max(values) <= 1
         label = f"{figure}, %" if is_share else figure
+        of = " and of ".join(heads)
         drawn = [
-            heads_map(rows, figure, title=f"{kind}: {figure}\n{of}", label=label, hundredths=is_share, form=form)
+            heads_map(heads, figure, title=f"{kind}: {figure}", label=label, hundredths=is_share, form=form)
             for form in ("svg", "pdf")
         ]
-        best = max((row for row in rows if row[figure] is not None), key=lambda row: row[figure])
-        caption = f"{kind} of the heads of {of}: {figure}. Highest: layer {best['layer']}, head {best['head']}, {best[figure]:.3f}."
+        highest = [
+            f"{head_name(best)}, {best[figure]:.3f}" for own in heads.values() if (best := best_head(own, figure))
+        ]
+        caption = f"{kind} of the heads of {of}: {figure}. Highest: head {' and '.join(highest)}."
         yield Picture(f"{name}-{file_name(figure)}", caption, caption, drawn[0], drawn[1])

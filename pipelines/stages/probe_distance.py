@@ -18,7 +18,7 @@ from pipelines.engine.declaration import Opening, Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
 from pipelines.probing.heads import SHOWN_HEADS, ends_of, head_columns, head_name, heads_of, number, write_heads
-from pipelines.probing.probe import Findings, SequencesConfig, probe
+from pipelines.probing.probe import Findings, SequencesConfig, probe, random_weights
 from pipelines.stages.reading import ON_SEQUENCES, read_data
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.tables import Columns
@@ -39,7 +39,10 @@ UNITS: Mapping[str, str] = {
 }
 
 
-Config = SequencesConfig
+class Config(SequencesConfig):
+    """Which sequences are read, and with which weights."""
+
+    random: int | None = random_weights()
 
 
 DISTANCES: Columns = {
@@ -53,9 +56,11 @@ DISTANCES: Columns = {
 
 
 def prepare(opening: Opening[Config]) -> None:
-    """Raises InputError unless both models read the data as the same tokens."""
+    """Raises InputError unless both models, with the weights that they have, read the data as the same tokens."""
     if "other" not in opening.inputs:
         return
+    if opening.config.random is not None:
+        raise InputError("--random is for the heads of one model", hint="leave out --from, or --random")
     theirs, _ = read_data(opening.references["data"], "other", opening)
     if theirs.content != opening.inputs["sequences"].content:
         model, other = opening.references["model"], opening.references["other"]
@@ -72,7 +77,7 @@ def measure(run: Run[Config]) -> Findings:
     from guidance.probes.distance import head_distances
     from pipelines.probing.sequences import WatchedSequences, batches_of
 
-    watched = WatchedSequences(run.inputs, run.config)
+    watched = WatchedSequences(run.inputs, run.config, run.config.random)
     is_one = "other" not in run.inputs
     other = watched if is_one else WatchedSequences({**run.inputs, "model": run.inputs["other"]}, run.config)
     total: Any = 0.0

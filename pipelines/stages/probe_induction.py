@@ -28,7 +28,7 @@ from pipelines.probing.heads import (
     shares,
     write_heads,
 )
-from pipelines.probing.probe import Findings, probe
+from pipelines.probing.probe import Findings, probe, random_weights
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.learner import folder_of
 
@@ -51,9 +51,7 @@ class Config(stage.Config):
     sequences: int = Field(100, ge=1, description="Number of sequences.")
     length: int = Field(50, ge=3, description="Tokens of a sequence before it is repeated.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the tokens.")
-    random: int | None = Field(
-        None, ge=0, description="Seed of random weights, which are probed instead of the model's weights and plan."
-    )
+    random: int | None = random_weights()
     batch_size: int = knob(8, "Sequences per batch.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
 

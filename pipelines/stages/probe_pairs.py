@@ -26,7 +26,7 @@ from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
 from pipelines.lazy import np
 from pipelines.probing.heads import head_columns, head_name, share, shares, write_heads
-from pipelines.probing.probe import Findings, probe
+from pipelines.probing.probe import Findings, probe, random_weights
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.tables import Columns
 from pipelines.text.records import check_unicode
@@ -56,9 +56,7 @@ class Config(stage.Config):
     floors: str = Field(
         "", description="Sequences whose n-grams are counted, to compare with: usually those of the training."
     )
-    random: int | None = Field(
-        None, ge=0, description="Seed of random weights, which are probed instead of the model's weights and plan."
-    )
+    random: int | None = random_weights()
     plan: bool = Field(True, description="Let the plan of the model act, if it acts at inference.")
     off: list[str] = Field([], description="Head to switch off: LAYER-HEAD, such as 2-5 (repeatable).")
     each_head: bool = Field(False, description="Also measure the accuracy without each head, one after the other.")

@@ -20,7 +20,7 @@ from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import COLUMNS, SHOWN_HEADS, best, head_name, heads_picture, share, write_heads
 from pipelines.probing.patterns import UNIT, PatternsConfig, check_patterns, measurable
-from pipelines.probing.probe import Findings, probe
+from pipelines.probing.probe import Findings, probe, random_weights
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.tables import Columns
@@ -42,6 +42,7 @@ class Config(PatternsConfig):
         description="Count special tokens; without them, attention among the other tokens is scaled to a sum of 1.",
     )
     diagonal: bool = Field(True, description="Count the attention of a token to itself.")
+    random: int | None = random_weights()
 
 
 OF_PATTERNS: Columns = {
@@ -67,7 +68,7 @@ def measure(run: Run[Config]) -> Findings:
     from pipelines.probing.sequences import WatchedSequences, batches_of
 
     config = run.config
-    watched = WatchedSequences(run.inputs, config)
+    watched = WatchedSequences(run.inputs, config, config.random)
     patterns, left_out = measurable(config.patterns, watched.known)
     relevance = Relevance(list(patterns))
     for batch in batches_of(run, watched, config.batch_size):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import best, head_columns, head_name, share, shares, write_heads
-from pipelines.probing.probe import Findings, SequencesConfig, probe
+from pipelines.probing.probe import Findings, SequencesConfig, probe, random_weights
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 
@@ -32,7 +32,10 @@ UNITS: Mapping[str, str] = {
 }
 
 
-Config = SequencesConfig
+class Config(SequencesConfig):
+    """Which sequences are read, and with which weights."""
+
+    random: int | None = random_weights()
 
 
 def measure(run: Run[Config]) -> Findings:
@@ -42,7 +45,7 @@ def measure(run: Run[Config]) -> Findings:
     from guidance.probes.relevance import uniform
     from pipelines.probing.sequences import Means, WatchedSequences, batches_of
 
-    watched = WatchedSequences(run.inputs, run.config)
+    watched = WatchedSequences(run.inputs, run.config, run.config.random)
     means, by_chance = Means(), torch.zeros(2, dtype=torch.float64)
     for batch in batches_of(run, watched, run.config.batch_size):
         special_BT = watched.special_BT(batch) & batch.valid_BT
@@ -120,7 +123,11 @@ STAGE = probe(
 
     `guide probe relevance --no-special` measures patterns on what is left.
     """,
-    examples=("guide probe sinks guided wiki-128", "guide probe sinks ./bert-base text.txt --limit 200"),
+    examples=(
+        "guide probe sinks guided wiki-128",
+        "guide probe sinks ./bert-base text.txt --limit 200",
+        "guide probe sinks ./bert-base text.txt --random 0",
+    ),
 )
 
 run = STAGE.run

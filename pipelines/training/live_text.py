@@ -103,8 +103,7 @@ class LiveModel:
         self.folder, self.cut = folder, 0
         self.model, self.handle = open_trained(folder, device=device)
         if random_seed is not None:
-            torch.manual_seed(random_seed)
-            self.model = type(self.model)(self.model.config).to(self.model.device).eval()
+            self.model = with_random_weights(self.model, random_seed)
             self.handle = Unguided(self.model)
         self.pad_id = next(i for i in (self.special["pad"], self.model.config.pad_token_id, 0) if i is not None)
 
@@ -260,6 +259,12 @@ class Filler(LiveModel):
         before, after = text[: span[0]], text[span[1] :]
         whole = before.rstrip() + token[2:] + after if token.startswith("##") else before + token + after
         return Candidate(token, id_, score, whole)
+
+
+def with_random_weights(model: Any, seed: int) -> Any:
+    """A model of the same shape with new weights, in evaluation mode on the same device."""
+    torch.manual_seed(seed)
+    return type(model)(model.config).to(model.device).eval()
 
 
 def _one_line(text: str) -> str:

@@ -1,0 +1,57 @@
+"""Probes of several models stand beside each other in a report, and models that are folders have their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines.engine.declaration import Table
+from pipelines.report.given import Runs, folders_of
+from pipelines.report.results import beside
+from pipelines.storage.store import Store
+
+MANIFEST = {
+    "inputs": {
+        "model": {"kind": "files", "content": "a", "count": 2, "first": ["config.json", "model.safetensors"]},
+        "texts": {"kind": "files", "content": "b", "count": 1, "first": ["gap.tsv"]},
+    },
+    "provenance": [{"source": "weights of bert"}, {"source": "gap.tsv"}],
+    "config": {"random": None},
+}
+
+
+def test_columns_that_differ_stand_once_for_each_model() -> None:
+    tables = {
+        "bert": Table(("relation", "words", "right"), [("case", "9", "66 %"), ("det", "5", "80 %")]),
+        "random": Table(("relation", "words", "right"), [("det", "5", "9 %"), ("case", "9", "10 %")]),
+    }
+    titles, rows = beside(tables)
+    assert titles == ["relation", "words", "right: bert", "right: random"]
+    assert rows == [["case", "9", "66 %", "10 %"], ["det", "5", "80 %", "9 %"]]
+
+
+def test_rows_of_their_own_stand_below_each_other_and_shared_ones_once() -> None:
+    tables = {
+        "bert": Table(("", "all"), [("questions", "382"), ("head 3-1", "69 %"), ("nearest", "55 %")]),
+        "random": Table(("", "all"), [("questions", "382"), ("head 0-5", "52 %"), ("nearest", "55 %")]),
+    }
+    titles, rows = beside(tables)
+    assert titles == ["", "model", "all"]
+    assert rows == [
+        ["questions", "all", "382"],
+        ["head 3-1", "bert", "69 %"],
+        ["head 0-5", "random", "52 %"],
+        ["nearest", "all", "55 %"],
+    ]
+
+
+def test_one_table_is_as_it_is_and_equal_ones_are_shown_once() -> None:
+    table = Table(("", "all"), [("questions", "382")])
+    assert beside({"bert": table}) == (["", "all"], [["questions", "382"]])
+    assert beside({"bert": table, "copy": table}) == (["", "all"], [["questions", "382"]])
+
+
+def test_a_model_folder_is_no_data_and_has_its_name(tmp_path: Path) -> None:
+    runs = Runs([], Store(tmp_path))
+    assert folders_of(MANIFEST) == {"model": "bert"}
+    assert (runs.model_of(MANIFEST), runs.data_of(MANIFEST)) == ("bert", "gap.tsv")
+    assert runs.model_of({**MANIFEST, "config": {"random": 0}}) == "bert, random weights"

@@ -13,7 +13,7 @@ case $SCALE in
 tiny)
   text=builtin:python-docs vocabulary=4000 length=64 tasks=${tasks:-mrpc rte} SEEDS=${SEEDS:-1} moments="100 200 300"
   learn() {
-    run pretrain "$packed" --layers "${layers:-6}" --hidden 128 --heads 8 --learning-rate 1e-3 --steps "${STEPS:-400}" --warmup-steps 20 "$@"
+    run pretrain "$packed" --layers "${depth:-6}" --hidden 128 --heads 8 --learning-rate 1e-3 --steps "${STEPS:-400}" --warmup-steps 20 "$@"
   }
   tune() { keep search "$data" --grid learning-rate=3e-4,1e-3 --max-length 64 --epochs "${EPOCHS:-2}" --seeds "$SEEDS" "$@"; }
   ;;

@@ -7,7 +7,7 @@
 # Costs: tiny 24 runs of 100 steps and 48 fine-tunings; paper 24 runs of a million steps, and 4,800 fine-tunings.
 #   VARIANTS="electra electra-5-5-1" takes some of them.
 table=c-table4
-[ "${SCALE:-tiny}" != tiny ] || tasks=rte layers=8 STEPS=${STEPS:-100} models=c-short
+[ "${SCALE:-tiny}" != tiny ] || tasks=rte depth=8 STEPS=${STEPS:-100} models=c-short
 settings="1-3-1 1-5-1 1-7-1 3-3-1 3-5-1 5-3-1 5-5-1 7-3-1 7-5-1 1-5-0.1 1-5-10"
 variants=${VARIANTS:-electra bert $(for one in $settings; do echo "electra-$one bert-$one"; done)}
 plans=$(mktemp -d)

@@ -147,8 +147,10 @@ def heads_map(
                     colour = "black" if value - lowest > 0.6 * (highest - lowest) else "white"
                     axes.text(head, layer, f"{value:.{decimals}f}", ha="center", va="center", fontsize=8, color=colour)
         line[0].set_ylabel("layer")
-        line[0].set_title(name, fontsize=10, parse_math=False)
-    drawn.suptitle(title, fontsize=11, parse_math=False)
+        if len(heads) > 1:
+            line[0].set_title(name, fontsize=10, parse_math=False)
+    names = [title, *heads] if len(heads) == 1 else [title]
+    drawn.suptitle("\n".join(names), fontsize=11, parse_math=False)
     drawn.colorbar(image, ax=list(grid.ravel()), shrink=0.8, label=label)
     return png(drawn) if form == "png" else printed(drawn, form)
 

@@ -84,7 +84,6 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", sorted(SCRIPTS & set(TINY)))
-@pytest.mark.every
 def test_benchmark_runs(
     name: str,
     text: Path,

@@ -247,11 +247,16 @@ def probes(runs: Runs) -> Iterator[Section]:
         ]
         found = zip(*(findings_of(each.artifact) for each in part), strict=False)  # of one stage, so as many of each
         blocks: list[Block] = []
-        for n, answers in enumerate(found, 1):
-            titles, rows = beside(dict(zip(labels, answers, strict=True)))
-            if titles:
-                caption = f"probe {kind} of {' and of '.join(labels)}"
-                blocks.append(Grid(f"{name}-findings{f'-{n}' * (n > 1)}", Table(caption, titles, rows)))
+        tables = 0
+        for answers in found:
+            of_models = dict(zip(labels, answers, strict=True))
+            alike = len({answer.titles for answer in answers}) == 1
+            for shown in [of_models] if alike else [{label: answer} for label, answer in of_models.items()]:
+                titles, rows = beside(shown)
+                if titles:
+                    tables += 1
+                    caption = f"probe {kind} of {' and of '.join(shown)}"
+                    blocks.append(Grid(f"{name}-findings{f'-{tables}' * (tables > 1)}", Table(caption, titles, rows)))
             blocks += _remarks(dict(zip(labels, (answer.notes for answer in answers), strict=True)))
         if "heads.parquet" in first.files:
             heads = [heads_of(each.artifact) for each in part]
@@ -260,7 +265,8 @@ def probes(runs: Runs) -> Iterator[Section]:
 
 
 def beside(tables: Mapping[str, Answers]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows of one table that holds what several models answered, by what the models are called.
+    """Titles and rows of one table that holds what several models answered, by what the models are called; their tables have the same
+    titles.
 
     Where their rows have the same names, as relations have, columns that differ are repeated for each model.  Otherwise, as where each
     has a best head of its own, the rows of the models stand below each other, and a row that all of them have stands there once.
@@ -270,8 +276,8 @@ def beside(tables: Mapping[str, Answers]) -> tuple[list[str], list[list[str]]]:
         return list(first.titles), [list(row) for row in first.rows]
     rows = [{row[0]: row for row in table.rows} for table in tables.values()]
     if all(
-        table.titles == first.titles and own.keys() == rows[0].keys()
-        for table, own in zip(others, rows[1:], strict=True)
+        len(own) == len(table.rows) and own.keys() == rows[0].keys()
+        for table, own in zip(tables.values(), rows, strict=True)
     ):
         columns = [(first.titles[0], list(rows[0]))]
         for number, title in enumerate(first.titles[1:], 1):
@@ -284,7 +290,7 @@ def beside(tables: Mapping[str, Answers]) -> tuple[list[str], list[list[str]]]:
             list(row) for row in zip(*(cells for _, cells in columns), strict=True)
         ]
     shared = [row for row in first.rows if all(row in table.rows for table in others)]
-    place = next(number for number, row in enumerate(first.rows) if row not in shared)
+    place = next((number for number, row in enumerate(first.rows) if row not in shared), len(shared))
     own_rows = [(label, row) for label, table in tables.items() for row in table.rows if row not in shared]
     stacked = [*(("all", row) for row in shared[:place]), *own_rows, *(("all", row) for row in shared[place:])]
     return [first.titles[0], "model", *first.titles[1:]], [[row[0], label, *row[1:]] for label, row in stacked]
@@ -306,7 +312,8 @@ def _maps(name: str, kind: str, heads: Mapping[str, Sequence[Mapping[str, Any]]]
     """Maps of the heads of models, by what the models are called, for each figure of the probe; if there are too many, for the first
     ones, and of patterns for those with the highest values."""
     rows = [row for own in heads.values() for row in own]
-    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in COLUMNS}
+    names = [key for key in rows[0] if key not in COLUMNS and all(key in own[0] for own in heads.values())]
+    columns = {key: [row[key] for row in rows] for key in names}
     known = {key: values for key, values in columns.items() if any(value is not None for value in values)}
     # a half of the data is there for the split-half figure, and of pronouns alone all mentions are pronouns
     figures = [

@@ -70,7 +70,6 @@ def test_a_whole_model_is_one_graph_and_gives_the_same_losses_and_gradients(fami
     _check(family, COMPILED[family], "aot_eager")
 
 
-@pytest.mark.one_in(10)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.every
 def test_passes_and_losses_of_a_step_have_no_graph_break(plan: str) -> None:

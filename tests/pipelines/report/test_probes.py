@@ -50,6 +50,13 @@ def test_one_table_is_as_it_is_and_equal_ones_are_shown_once() -> None:
     assert beside({"bert": table, "copy": table}) == (["", "all"], [["questions", "382"]])
 
 
+def test_rows_that_only_one_model_has_and_names_that_stand_twice_are_all_shown() -> None:
+    few, more = Table(("", "all"), [("a", "1")]), Table(("", "all"), [("a", "1"), ("b", "2")])
+    assert beside({"few": few, "more": more})[1] == [["a", "all", "1"], ["b", "more", "2"]]
+    twice = Table(("", "all"), [("a", "1"), ("a", "2")])
+    assert beside({"few": few, "twice": twice})[1] == [["a", "all", "1"], ["a", "twice", "2"]]
+
+
 def test_a_model_folder_is_no_data_and_has_its_name(tmp_path: Path) -> None:
     runs = Runs([], Store(tmp_path))
     assert folders_of(MANIFEST) == {"model": "bert"}

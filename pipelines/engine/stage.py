@@ -82,12 +82,17 @@ class Input(Protocol):
 
 @dataclass(frozen=True)
 class Files:
-    """Files of the user in reading order, with their digests from the start of the run."""
+    """Files of the user in reading order, with their digests from the start of the run.
+
+    Attributes:
+        folder: the name of the folder that they are, such as a model; empty for files that were given one by one.
+    """
 
     paths: tuple[Path, ...]
     names: tuple[str, ...]
     digests: tuple[str, ...]
     provenance: list[dict[str, Any]] = field(default_factory=list)
+    folder: str = ""
 
     @classmethod
     def of(cls, paths: Iterable[Path], names: Iterable[str], provenance: list[dict[str, Any]] | None = None) -> Files:
@@ -99,7 +104,8 @@ class Files:
         return digest(list(zip(self.names, self.digests, strict=True)))
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "files", "content": self.content, "count": len(self.paths), "first": list(self.names[:20])}
+        about = {"kind": "files", "content": self.content, "count": len(self.paths), "first": list(self.names[:20])}
+        return {**about, "folder": self.folder} if self.folder else about
 
     def check_unchanged(self) -> None:
         """Raises InputError if a file has changed since the run began."""

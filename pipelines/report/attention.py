@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from guidance.errors import GuideError, InputError
 from pipelines.lazy import np, pq
 from pipelines.report.blocks import Block, Picture, Prose, Section, file_name
-from pipelines.report.given import Given, Runs, folders_of, grouped, without_seed
+from pipelines.report.given import Given, Runs, grouped, without_seed
 from pipelines.storage.artifacts import Artifact
+from pipelines.training.plan_inputs import model_folders
 
 if TYPE_CHECKING:
     from pipelines.probing.one_text import TextAttention
@@ -84,12 +85,16 @@ def _picture(runs: Runs, each: Given, text: str) -> Picture:
 
 
 def _before(runs: Runs, each: Given) -> tuple[Path | None, str]:
-    """The model folder from before training, and what it is; without one, random weights are taken."""
+    """The model folder from before training, and what it is; without one, random weights are taken.
+
+    Raises:
+        InputError: it started from a folder that is not where it was.
+    """
     model = runs.input_of(each.artifact.manifest, "init")
     if model is not None:
         with contextlib.suppress(InputError), runs.store.load_input(each.artifact, "init", verify=False) as artifact:
             return artifact.path, f"the model {runs.name_of(model)} that it started from"
-    if (name := folders_of(each.artifact.manifest).get("init")) is not None:
+    if (name := model_folders(each.artifact.manifest).get("init")) is not None:
         folder = Path(str(each.config.get("init")))
         if not (folder / "config.json").is_file():
             raise InputError(f"the folder of {name}, from which it started, is not here")

@@ -10,9 +10,10 @@ from typing import Any
 
 from pipelines.engine.stage import is_internal
 from pipelines.report.blocks import Listing, Prose, Section
-from pipelines.report.given import Runs, folders_of
+from pipelines.report.given import Runs
 from pipelines.stages import find
 from pipelines.storage.manifest import ID_LENGTH, digest
+from pipelines.training.plan_inputs import model_folders
 
 BY_HAND = {"evaluate": "pipelines.stages.evaluate:STAGE", "search": "pipelines.stages.search:STAGE"}
 """Stages that `pipelines.stages.find` does not know, because their commands are written by hand and not declared."""
@@ -83,7 +84,7 @@ class Script:
 
     def _inputs(self, stage: Any, manifest: Mapping[str, Any]) -> Iterator[str]:
         """The arguments and flags of what a command reads."""
-        inputs, folders, used = manifest.get("inputs", {}), folders_of(manifest), set[str]()
+        inputs, folders, used = manifest.get("inputs", {}), model_folders(manifest), set[str]()
         for role, take in (stage.takes or {"dataset": None}).items():
             stored = [name for name in inputs if name == role or name.startswith(f"{role}-")]
             stored = stored or [name for name in DATA if name in inputs][:1]

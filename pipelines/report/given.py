@@ -13,7 +13,7 @@ from guidance.errors import InputError
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
-from pipelines.training.plan_inputs import WEIGHTS_OF
+from pipelines.training.plan_inputs import model_folders
 from pipelines.views.comparison import common_labels
 
 KINDS = ("model", "search", "evaluation", "probe")
@@ -66,7 +66,7 @@ class Runs:
     def model_of(self, manifest: Mapping[str, Any]) -> str:
         """What people call the model that a run has read, as it has read it; empty if it has read none."""
         model = self.input_of(manifest, "model")
-        name = self.name_of(model) if model else folders_of(manifest).get("model", "")
+        name = self.name_of(model) if model else model_folders(manifest).get("model", "")
         is_random = manifest.get("config", {}).get("random") is not None
         return f"{name}, random weights" if name and is_random else name
 
@@ -77,7 +77,7 @@ class Runs:
             inputs = manifest.get("inputs", {})
             if any(role in inputs for role in ("sequences", "dataset", "corpus")):
                 return "data that are not in this store"
-            models = folders_of(manifest)
+            models = model_folders(manifest)
             files = (each for role, each in inputs.items() if each.get("kind") == "files" and role not in models)
             return next(map(names_of_files, files), "–")
         corpus = self.input_of(data, "corpus")
@@ -91,14 +91,6 @@ def names_of_files(source: Mapping[str, Any]) -> str:
     """Files that a command has read: the name of one, or the first name and how many there are."""
     first, count = str(next(iter(source.get("first", ())), "files")), int(source.get("count", 1))
     return first if count == 1 else f"{first} and {count - 1:,} more"
-
-
-def folders_of(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The names of the model folders that a run has read, by role; models of the store are not among them."""
-    origins = [str(entry.get("source") or "") for entry in manifest.get("provenance", ())]
-    names = [each.removeprefix(WEIGHTS_OF) for each in origins if each.startswith(WEIGHTS_OF)] or ["model"]
-    roles = [role for role, each in manifest.get("inputs", {}).items() if "config.json" in each.get("first", ())]
-    return {role: names[min(number, len(names) - 1)] for number, role in enumerate(roles)}
 
 
 def plan_of(config: Mapping[str, Any]) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from guidance.errors import counted
 from pipelines.drawing import figure_of, letters_of_all_scripts, printed
 from pipelines.report.blocks import Block, Grid, Picture, Prose, Section
-from pipelines.report.given import Runs, folders_of, is_made_by_search, plan_of, seconds_of
+from pipelines.report.given import Runs, is_made_by_search, plan_of, seconds_of
 from pipelines.storage.manifest import digest
+from pipelines.training.plan_inputs import model_folders
 from pipelines.views.comparison import common_labels
 from pipelines.views.comparison_tables import Table
 
@@ -44,7 +45,7 @@ def nodes_of(runs: Runs) -> dict[str, Node]:
     nodes: dict[str, Node] = {}
     for recipe, manifest in runs.manifests.items():
         own = []
-        folders = folders_of(manifest)
+        folders = model_folders(manifest)
         for role, source in manifest.get("inputs", {}).items():
             of_model = role == "tokenizer" and "tokenizer.json" in source.get("first", ())
             if is_made_by_search(manifest, role) or source.get("kind") in ("plan", "packages") or of_model:

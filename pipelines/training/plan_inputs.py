@@ -91,7 +91,21 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
         if folder / "config.json" not in paths:
             raise InputError(f"{reference}: not a model folder (no config.json)") from None
         given = Files.of(paths, (p.relative_to(folder).as_posix() for p in paths))
-        return replace(given, provenance=[_origin_of_weights(folder, given)])
+        name = os.path.basename(os.path.abspath(folder))
+        return replace(given, provenance=[_origin_of_weights(folder, given)], folder=name)
+
+
+def model_folders(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The names of the model folders that a run has read, by role; models of the store are not among them.
+
+    A manifest that has no names of folders is of an older version; then that of the first origin of weights is taken.
+    """
+    sources = (str(origin.get("source")) for origin in manifest.get("provenance", ()))
+    first = next((each.removeprefix(WEIGHTS_OF) for each in sources if each.startswith(WEIGHTS_OF)), "model")
+    inputs = manifest.get("inputs", {})
+    return {
+        role: each.get("folder") or first for role, each in inputs.items() if "config.json" in each.get("first", ())
+    }
 
 
 def _origin_of_weights(folder: Path, files: Files) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.store import Store
 from pipelines.training.evaluations import MEASURED
-from pipelines.training.plan_inputs import WEIGHTS_OF
+from pipelines.training.plan_inputs import model_folders
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,7 @@ def labels_of(results: Sequence[Artifact], references: Sequence[str], store: Sto
 
 def _folder_of_model(result: Artifact) -> str:
     """The name of the folder of the model of an evaluation; empty if that was an artifact."""
-    if result.manifest["inputs"].get("model", {}).get("kind") != "files":
-        return ""
-    sources = (str(origin["source"]) for origin in result.provenance)
-    return next((source.removeprefix(WEIGHTS_OF) for source in sources if source.startswith(WEIGHTS_OF)), "")
+    return model_folders(result.manifest).get("model", "")
 
 
 def _name(kind: str, described: Mapping[str, Any] | None, store: Store) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.engine.declaration import Table
-from pipelines.report.given import Runs, folders_of
+from pipelines.report.given import Runs
 from pipelines.report.results import beside
 from pipelines.storage.store import Store
+from pipelines.training.plan_inputs import model_folders
 
 MANIFEST = {
     "inputs": {
@@ -59,6 +60,12 @@ def test_rows_that_only_one_model_has_and_names_that_stand_twice_are_all_shown()
 
 def test_a_model_folder_is_no_data_and_has_its_name(tmp_path: Path) -> None:
     runs = Runs([], Store(tmp_path))
-    assert folders_of(MANIFEST) == {"model": "bert"}
+    assert model_folders(MANIFEST) == {"model": "bert"}
     assert (runs.model_of(MANIFEST), runs.data_of(MANIFEST)) == ("bert", "gap.tsv")
     assert runs.model_of({**MANIFEST, "config": {"random": 0}}) == "bert, random weights"
+
+
+def test_two_model_folders_keep_their_own_names_whatever_models_were_made_from() -> None:
+    folder = {"kind": "files", "content": "a", "count": 1, "first": ["config.json"]}
+    inputs = {"model": {"kind": "model", "recipe": "c"}, "other": {**folder, "folder": "roberta"}}
+    assert model_folders({**MANIFEST, "inputs": inputs}) == {"other": "roberta"}

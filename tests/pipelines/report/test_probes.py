@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from transformers import BertConfig, BertModel
 
 from pipelines.engine.declaration import Table
+from pipelines.report import make
+from pipelines.report.blocks import Grid
 from pipelines.report.given import Runs
 from pipelines.report.results import beside
 from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import model_folders
+from tests import trainings
 
 MANIFEST = {
     "inputs": {
@@ -69,3 +76,32 @@ def test_two_model_folders_keep_their_own_names_whatever_models_were_made_from()
     folder = {"kind": "files", "content": "a", "count": 1, "first": ["config.json"]}
     inputs = {"model": {"kind": "model", "recipe": "c"}, "other": {**folder, "folder": "roberta"}}
     assert model_folders({**MANIFEST, "inputs": inputs}) == {"other": "roberta"}
+
+
+def test_the_report_of_a_model_folder_names_it_and_its_commands_run_beside_it(
+    guide: Callable[..., Any], store: Store, tmp_path: Path
+) -> None:
+    folder, words = tmp_path / "my-bert", [*trainings.SPECIAL, "anna", "saw", "the", "cat", "."]
+    BertModel(
+        BertConfig(
+            vocab_size=len(words),
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=8,
+            initializer_range=1.0,
+        )
+    ).save_pretrained(folder)
+    for name, data in trainings.tokenizer_files(words).items():
+        (folder / name).write_bytes(data)
+    (tmp_path / "text.txt").write_text("anna saw the cat .\n" * 5)
+    probes = [guide("probe", "sinks", "my-bert", "text.txt", *more).out.strip() for more in ((), ("--random", 3))]
+    made, _ = make.make(probes, store)
+    (section,) = (section for section in made.sections if section.name == "probe-1")
+    assert section.title == "Probe: sinks, text.txt"
+    caption, first = next((b.table.caption, b.table.titles[1:3]) for b in section.blocks if isinstance(b, Grid))
+    assert caption == "probe sinks of my-bert and of my-bert, random weights"
+    assert first == ["special: my-bert", "special: my-bert, random weights"]
+    script = next(content.decode() for name, content in made.files() if name == "commands.sh")
+    assert 'probe_1=$(guide probe sinks my-bert "$corpus_1"' in script
+    assert script.rstrip().endswith("--random 3)")

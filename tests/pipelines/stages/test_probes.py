@@ -29,6 +29,7 @@ from guidance.probes.importance import Importance, switched_off
 from pipelines.engine.declaration import Table
 from pipelines.inputs import Model
 from pipelines.probing import one_text
+from pipelines.probing.heads import heads_of
 from pipelines.probing.losses import HeldOut
 from pipelines.probing.watched import WatchedModel, _read
 from pipelines.stages import (
@@ -813,6 +814,22 @@ def test_attention_on_tokens_that_say_nothing(store: Store, tmp_path: Path) -> N
         assert row["special"] + row["itself"] + row["ordinary"] == pytest.approx(1.0)
     assert rows[0, 1]["itself"] > even["itself"]
     assert made.counts["by_chance"] == {"special": pytest.approx(2 / 7), "first": pytest.approx(1 / 7)}
+
+
+def test_random_weights_on_sequences_are_those_of_a_new_model_of_the_shape(store: Store, tmp_path: Path) -> None:
+    text = written(tmp_path, "text.txt", "anna saw the cat .\n" * 5)
+    model = matching()
+    folder = saved(tmp_path / "model", model)
+    torch.manual_seed(7)
+    new = saved(tmp_path / "new", type(model)(model.config))
+    for probe in (probe_sinks, probe_relevance, probe_distance):
+        own, random, expected = (
+            heads_of(probe.run(which, text, probe.Config(**settings), store=store).artifact)
+            for which, settings in ((folder, {}), (folder, {"random": 7}), (new, {}))
+        )
+        assert random == expected != own
+    with pytest.raises(InputError, match="--random is for the heads of one model"):
+        probe_distance.run(folder, text, new, probe_distance.Config(random=7), store=store)
 
 
 def test_a_head_of_a_decoder_that_looks_at_what_followed_is_an_induction_head(

@@ -113,10 +113,11 @@ def test_a_signal_ends_a_stage_with_its_exit_code_and_leaves_nothing_behind(tmp_
     assert child.out.read_text() == ""
 
 
-def test_a_signal_at_any_time_leaves_an_artifact_absent_or_complete(tmp_path):
+@pytest.mark.parametrize("between", [(0.03,), pytest.param((0.002, 0.01, 0.1, 0.3), marks=pytest.mark.every)])
+def test_a_signal_at_any_time_leaves_an_artifact_absent_or_complete(tmp_path, between):
     """Signals are sent at moments from the first write until after publishing."""
     numbers = []
-    for number, delay in enumerate((0.0, 0.002, 0.01, 0.03, 0.1, 0.3, 30.0)):
+    for number, delay in enumerate((0.0, *between, 30.0)):
         folder = tmp_path / str(number)
         folder.mkdir()
         child = Child(folder, "try-slow", "x", "--text", "large", "--repeat", "1000")

@@ -26,6 +26,7 @@ print(guide(f"pretrain {sequences} --plan preset:ag --size tiny --steps 2 --batc
 """
 
 
+@pytest.mark.every
 def test_text_becomes_a_model_without_a_network(tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs unshare -rn to run without a network")

@@ -139,6 +139,7 @@ for kind, stage in stages.items():
 """
 
 
+@pytest.mark.every
 def test_a_full_disk_gives_the_same_exit_code_and_message_in_every_stage(made: dict[str, Path], tmp_path: Path) -> None:
     disk, text = tmp_path / "disk", tmp_path / "a.txt"
     disk.mkdir()

@@ -111,7 +111,7 @@ def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> floa
 # gradients
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @four_families
 def test_a_step_does_not_depend_on_gradient_accumulation(family: str, tmp_path: Path) -> None:
     def make(**changes: Any) -> Trainer:

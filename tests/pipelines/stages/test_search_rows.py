@@ -285,7 +285,8 @@ def test_runs_that_fail_are_named_and_the_others_are_kept(
     assert len({row["model"] for row in rows_of(made)} - before) == 1
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("dask", marks=pytest.mark.every)])
+@pytest.mark.every
+@pytest.mark.parametrize("executor", ["local", "dask"])
 def test_runs_in_other_processes_give_the_same(
     store: Store, text: Artifact, plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str
 ) -> None:

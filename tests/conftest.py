@@ -150,7 +150,7 @@ def pytest_collection_finish() -> None:
 
 def _dropped(items: list[pytest.Item]) -> set[pytest.Item]:
     """The cases to leave out: those marked ``every``, and, of a test marked ``one_in(n)``, all but every n-th diagonal of
-    the product of its axes, unless no case would be left.
+    the product of its axes, or all but one case where that would leave none.
     """
     dropped, kept = defaultdict(list), set()
     indices: defaultdict[tuple[object, ...], dict[tuple[int, ...], int]] = defaultdict(dict)  # of the values per axis
@@ -168,7 +168,9 @@ def _dropped(items: list[pytest.Item]) -> set[pytest.Item]:
             dropped[test].append(item)
         else:
             kept.add(test)
-    rest = {item for test in dropped.keys() & kept for item in dropped[test]}
+    for test in dropped.keys() - kept:
+        del dropped[test][zlib.crc32(test[1].encode()) % len(dropped[test])]
+    rest = {item for cases in dropped.values() for item in cases}
     return rest | {item for item in items if item.get_closest_marker("every")}
 
 

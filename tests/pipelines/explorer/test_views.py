@@ -78,10 +78,12 @@ def test_the_scale_is_said_and_switched_and_the_map_is_read_when_it_is_larger(ta
     tab.get_by_label("Scale").select_option("largest")
     until(tab, "document.querySelector('#maps .bar').title.includes('up to the largest')")
     assert canvas.screenshot() != before
-    for _ in range(3):
-        tab.get_by_role("button", name="larger").click()
     frame = "document.querySelector('#maps .map')"
-    until(tab, f"{frame}.scrollHeight > {frame}.clientHeight + 100")
+    for _ in range(3):
+        height = tab.evaluate(f"{frame}.scrollHeight")
+        tab.get_by_role("button", name="larger").click()
+        until(tab, f"{frame}.scrollHeight > {height}")
+    assert tab.evaluate(f"{frame}.scrollHeight > {frame}.clientHeight + 100")
     canvas.focus()
     for _ in range(25):
         tab.keyboard.press("ArrowDown")

@@ -197,8 +197,8 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
 
 
 def _measured(each: Given, prefix: str) -> list[Scored]:
-    """The test metrics of a search: of every setting if all were tested, otherwise of the best ones, for each set of rows of the
-    plan if they vary."""
+    """The test metrics of a search: of every setting if all were tested, otherwise of the best ones; for each set of rows of the
+    plan, and each moment of pre-training, if they vary."""
     labels, config, counts = labels_of_settings(each.artifact), each.config, each.artifact.counts
     of_all = config.get("test_every") or "dataset" not in each.artifact.manifest["inputs"]
     groups: dict[str, list[Mapping[str, Any]]] = {}
@@ -209,7 +209,8 @@ def _measured(each: Given, prefix: str) -> list[Scored]:
             setting = rows_label(row["rows"], counts["rows"], bool(config.get("leave_one_out")))
         else:
             setting = ""
-        groups.setdefault(setting, []).append(row)
+        moment = "" if row["step"] is None else f"step {row['step']:,}"
+        groups.setdefault(", ".join(part for part in (setting, moment) if part), []).append(row)
     return [
         Scored(
             prefix + setting if setting else each.label,

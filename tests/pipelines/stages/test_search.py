@@ -13,6 +13,7 @@ import pytest
 from cli.train import search_lines
 from guidance.errors import InputError
 from pipelines.metrics.significance import paired_t
+from pipelines.report import make
 from pipelines.stages import evaluate, finetune, folds, pretrain, search, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, digest
@@ -218,6 +219,14 @@ def test_runs_start_from_each_snapshot_of_a_pre_training(store: Store, data: Art
     ]
     shown = guide("compare", *(each.reference for each in found), "--store", store.root)
     assert "steps to it" in shown.out, shown.err
+    page, _ = make.make([found[0].reference], store)
+    (metrics,) = (
+        block
+        for section in page.sections
+        for block in section.blocks
+        if getattr(block, "name", "") == "search-1-metrics"
+    )
+    assert [row[:2] for row in metrics.table.cells] == [[f"step {step}", "2"] for step in (0, 3, 6)]
     plain = pretrain.run(packed.reference, pretrain.Config(**shape), store=store)
     assert plain is not None
     with pytest.raises(InputError, match="no snapshots to start from"):

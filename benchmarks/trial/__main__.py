@@ -7,10 +7,12 @@ from dataclasses import replace
 import benchmarks.trial
 from benchmarks.pages import command
 from benchmarks.trial import decoders, head_start, lasting
-from benchmarks.trial.page import as_markdown, draw
+from benchmarks.trial.page import report
 from benchmarks.trial.runs import Results, Run
 from benchmarks.trial.training import costs_of, floors_of, read, train_all
 from benchmarks.trial.uses import Use
+from pipelines.report.blocks import as_markdown
+from pipelines.report.make import write
 from pipelines.storage.store import Store
 
 PHASES = {**head_start.PHASES, **lasting.PHASES, **decoders.PHASES}
@@ -48,13 +50,9 @@ def main() -> None:
     results = read(path)
     nats, costs = floors_of(path, results, store), costs_of(path, timed(results), store)
     path.with_suffix(".lock").unlink(missing_ok=True)
-    draw(results, path.with_suffix(".png"), nats)
-    text, title = as_markdown(results, list(PHASES), nats, costs), "# Which guides help a small ModernBERT"
-    picture = "\n![Training loss over steps](trial.png)\n" if path.with_suffix(".png").exists() else ""
-    path.with_suffix(".md").write_text(
-        f"{title}\n\n`python -m benchmarks.trial`\n\n{text}\n{picture}", encoding="utf-8"
-    )
-    print(text)
+    made = report(results, list(PHASES), nats, costs)
+    write(made, {}, arguments.out, "trial")
+    print(as_markdown(made, "trial"))
 
 
 if __name__ == "__main__":

@@ -3,60 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from benchmarks.pages import TESTED, by_label, cell, cells_of_tests, effect, finish, table
+from benchmarks.pages import TESTED, by_label, cell, cells_of_tests, effect, finish
 from benchmarks.trial import decoders
 from benchmarks.trial.lasting import FINAL_SEEDS, FIXED, NONE, SHAM, winner
 from benchmarks.trial.runs import Results, Row
 from benchmarks.trial.training import WINDOW, text_of
-from pipelines.drawing import figure_of, png
+from pipelines.drawing import figure_of, printed
 from pipelines.metrics.significance import paired_t
-from pipelines.views.comparison_tables import FLOORS, MISSING, p_value
+from pipelines.report.blocks import Block, Grid, Picture, Prose, Report, Section
+from pipelines.views.comparison_tables import FLOORS, MISSING, Table, p_value
 from pipelines.views.figures import Summary, paired_t_test
 
 
-def as_markdown(
+def report(
     results: Results, phases: Sequence[str], nats: Mapping[str, Mapping[str, float]], costs: Mapping[str, float]
-) -> str:
-    """One section for each phase that has been run.
+) -> Report:
+    """A section for each phase that has been run, and the curves of those with fresh seeds.
 
     Args:
         nats: the floors of each text.
         costs: how long a step takes with the plans of some labels, over one without guides.
     """
-    parts = []
-    for phase in phases:
-        if not (rows := results.of(phase)):
-            continue
-        parts.append(f"## {phase}")
-        if phase.startswith("use"):
-            parts.append(table_of_scores(rows))
-            continue
-        if phase == "causal-use":
-            courses = [row for row in rows if len(row["scores"]) > 1]
-            parts.append(table_of_scores([row for row in rows if row not in courses]))
-            parts.append(table_of_induction(courses))
-            continue
-        parts.append(table_of_losses(rows))
-        if phase == "final":
-            parts.append(comparisons(rows, winner(results)[0], (NONE, FIXED, SHAM)))
-        if phase == "causal-final":
-            parts.append(comparisons(rows, decoders.MIX, (NONE, decoders.FIXED, decoders.SHAM_OF_MIX)))
-        if floors := nats.get(text_of(phase)):
-            parts.append(f"{said_of_floors(floors)}  {said_of_lowest(rows, floors)}")
-        labels = dict.fromkeys(row["label"] for row in rows)
-        if phase in ("long", "final") and (
-            known := [f"{label} {costs[label]:.2f}" for label in labels if label in costs]
-        ):
-            parts.append(f"How long a step takes, timed in turn, over one without guides: {'; '.join(known)}.")
-    return "\n\n".join(parts)
+    sections = [
+        Section(phase, phase, list(blocks_of(phase, results, nats.get(text_of(phase), {}), costs)))
+        for phase in phases
+        if results.of(phase)
+    ]
+    if picture := curves(results, nats):
+        sections.append(Section("curves", "Curves", [picture]))
+    lead = "python -m benchmarks.trial makes this page; python -m benchmarks.trial --help says what each phase is."
+    return Report("Which guides help a small ModernBERT", lead, sections)
 
 
-def table_of_losses(rows: Sequence[Row]) -> str:
+def blocks_of(phase: str, results: Results, floors: Mapping[str, float], costs: Mapping[str, float]) -> Iterator[Block]:
+    """What there is to say about a phase."""
+    rows = results.of(phase)
+    if phase == "causal-use":
+        courses = [row for row in rows if len(row["scores"]) > 1]
+        yield Grid(f"{phase}-scores", scores([row for row in rows if row not in courses]))
+        yield Grid(f"{phase}-induction", induction(courses))
+        return
+    if phase.startswith("use"):
+        yield Grid(f"{phase}-scores", scores(rows))
+        return
+    yield Grid(f"{phase}-losses", losses(rows))
+    if phase == "final":
+        yield from comparisons(phase, rows, winner(results)[0], (NONE, FIXED, SHAM))
+    if phase == "causal-final":
+        yield from comparisons(phase, rows, decoders.MIX, (NONE, decoders.FIXED, decoders.SHAM_OF_MIX))
+    if floors:
+        yield Prose(f"{said_of_floors(floors)}  {said_of_lowest(rows, floors)}")
+    labels = dict.fromkeys(row["label"] for row in rows)
+    if phase in ("long", "final") and (known := [f"{label} {costs[label]:.2f}" for label in labels if label in costs]):
+        yield Prose(f"How long a step takes, timed in turn, over one without guides: {'; '.join(known)}.")
+
+
+def losses(rows: Sequence[Row]) -> Table:
     """Mean and deviation over seeds, a paired test of the last validation against no guides, and the steps to losses that the
     run without guides passes."""
     at = sorted({step for row in rows for step, _ in row["valid"]})
@@ -74,47 +81,47 @@ def table_of_losses(rows: Sequence[Row]) -> str:
             cells.append(p_value(paired_t_test(Summary.of(gains)) if label != NONE else None))
         cells += [cell([steps_to(row, level) for row in mine], ".0f") for level in levels]
         lines.append([label, str(len(mine)), *cells])
-    return table(titles, lines)
+    return Table("losses in nats; means ± sample standard deviation over n seeds", titles, lines)
 
 
-def table_of_scores(rows: Sequence[Row]) -> str:
+def scores(rows: Sequence[Row]) -> Table:
     """Scores, each a mean over seeds of fine-tuning, and the difference from the model of the same seed without guides."""
     lines = []
     means = {(row["label"], row["seed"]): float(np.mean(row["scores"])) for row in rows}
     for label, mine in by_label(rows).items():
         plain = f"{label.partition(': ')[0]}: {NONE}"
-        scores = [means[label, row["seed"]] for row in mine]
+        own = [means[label, row["seed"]] for row in mine]
         pairs = [means[label, row["seed"]] - means[plain, row["seed"]] for row in mine if (plain, row["seed"]) in means]
         test = paired_t(pairs)
         known = label != plain and test.n > 1
-        lines.append([label, str(len(mine)), cell(scores), *(effect(test) if known else [MISSING] * 2)])
-    return table(["model", "pre-trainings", "score", "difference", "95 % interval"], lines)
+        lines.append([label, str(len(mine)), cell(own), *(effect(test) if known else [MISSING] * 2)])
+    titles = ["model", "pre-trainings", "score", "difference", "95 % interval"]
+    return Table("scores, beside those of the models without guides", titles, lines)
 
 
-def table_of_induction(rows: Sequence[Row]) -> str:
+def induction(rows: Sequence[Row]) -> Table:
     """The highest induction score of a head along training, a mean over seeds."""
     steps = (*decoders.SNAPSHOTS, decoders.STEPS)
     lines = []
     for label, mine in by_label(rows).items():
         means = 100 * np.mean([row["scores"] for row in mine], axis=0)
         lines.append([f"{label.partition(': ')[2]} (n = {len(mine)})", *(f"{mean:.0f}" for mean in means)])
-    return table(["highest induction score (%), step", *(f"{step:,}" for step in steps)], lines)
+    return Table("highest induction score of a head, in %", ["step", *(f"{step:,}" for step in steps)], lines)
 
 
-def comparisons(rows: Sequence[Row], leader: str, others: Sequence[str]) -> str:
+def comparisons(phase: str, rows: Sequence[Row], leader: str, others: Sequence[str]) -> Iterator[Block]:
     """A label against the others, as they were named before; nothing before all runs have been made."""
     last = {label: {row["seed"]: _last(row) for row in mine} for label, mine in by_label(rows).items()}
     if any(set(last.get(label, ())) != set(FINAL_SEEDS) for label in (leader, *others)):
-        return "Not all runs of these comparisons have been made, so nothing is tested yet."
+        yield Prose("Not all runs of these comparisons have been made, so nothing is tested yet.")
+        return
     leads = {other: [last[other][seed] - last[leader][seed] for seed in FINAL_SEEDS] for other in others}
     titles = ["over", "lead", *TESTED[1:-1], "smallest lead that could have been found"]
-    return "\n\n".join(
-        [
-            f"The lead of *{leader}* in the last validation, paired by seed:",
-            table(titles, [[other, *cells] for other, cells in cells_of_tests(leads).items()]),
-            "The p-values are corrected by Holm's method.  The last column is the true lead that these seeds would have shown with "
-            f"a probability of 0.8 at a level of 0.05 / {len(leads)}, if leads vary over seeds as they did here.",
-        ]
+    lines = [[other, *cells] for other, cells in cells_of_tests(leads).items()]
+    yield Grid(f"{phase}-tests", Table(f"the lead of {leader} in the last validation, paired by seed", titles, lines))
+    yield Prose(
+        "The p-values are corrected by Holm's method.  The last column is the true lead that these seeds would have shown with a "
+        f"probability of 0.8 at a level of 0.05 / {len(leads)}, if leads vary over seeds as they did here."
     )
 
 
@@ -165,11 +172,16 @@ DRAWN = {
 }
 
 
-def draw(results: Results, path: Path, nats: Mapping[str, Mapping[str, float]]) -> None:
-    """Draw the mean training loss over seeds in the phases with fresh seeds."""
+def curves(results: Results, nats: Mapping[str, Mapping[str, float]]) -> Picture | None:
+    """The mean training loss over seeds in the phases with fresh seeds; None before the first of them."""
     phases = [phase for phase in DRAWN if results.of(phase)]
-    if not phases:
-        return
+    svg, pdf = (printed(drawn(results, phases, nats), kind) for kind in ("svg", "pdf")) if phases else (b"", b"")
+    says = f"Learning curves of the phases {', '.join(phases)}."
+    return Picture("curves", "Training loss over steps, means over seeds.", says, svg, pdf) if phases else None
+
+
+def drawn(results: Results, phases: Sequence[str], nats: Mapping[str, Mapping[str, float]]) -> Any:
+    """The figure of the curves, one part for each phase."""
     lines = -(-len(phases) // 2)
     figure, grid = figure_of(10, 3.5 * lines, lines, 2)
     every_axes = grid.ravel().tolist()
@@ -184,4 +196,4 @@ def draw(results: Results, path: Path, nats: Mapping[str, Mapping[str, float]]) 
         finish(axes, rows, nats.get(text_of(phase), {}), DRAWN[phase], WINDOW)
     for axes in every_axes[len(phases) :]:
         axes.remove()
-    path.write_bytes(png(figure))
+    return figure

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from guidance.attention import logsumexp, sdpa
 from guidance.attention.call import UNKNOWN_CACHE, AttentionCall, edited, heads_of
 from guidance.attention.eager import eager
 from guidance.attention.mixing import mixed, mixed_values
@@ -204,8 +205,13 @@ def _cheapest(call: AttentionCall) -> Tensor:
     batch, plan, num_heads = call.batch, call.site_plan, call.query.shape[1]
     paths = plan.paths(attacking=batch.attacking, measuring=batch.measuring, recording=False)
     parts: list[tuple[tuple[int, ...], Tensor]] = []
-    if paths.explicit:
-        parts.append((paths.explicit, batch.guided.backends["explicit"](call, paths.explicit)))
+    backends, explicit, plain = batch.guided.backends, paths.explicit, paths.plain
+    if explicit and plain and backends["explicit"] is logsumexp.attend and backends["plain"] is sdpa.attend:
+        together = tuple(sorted(explicit + plain))
+        if logsumexp.takes_plain_heads(call, together):
+            explicit, plain = together, ()
+    if explicit:
+        parts.append((explicit, backends["explicit"](call, explicit)))
     fading = []
     for assignment in plan.making("replace"):
         inputs = call.inputs(assignment)
@@ -216,9 +222,9 @@ def _cheapest(call: AttentionCall) -> Tensor:
             fading.append((assignment, replaced))
         else:
             parts.append((assignment.heads, replaced))
-    for name, heads in (("masked", paths.masked), ("plain", paths.plain)):
+    for name, heads in (("masked", paths.masked), ("plain", plain)):
         if heads:  # PyTorch's kernel has no soft cap
-            backend = batch.guided.backends[name if call.softcap is None else "explicit"]
+            backend = backends[name if call.softcap is None else "explicit"]
             parts.append((heads, backend(call, heads)))
     order = tuple(head for heads, _ in parts for head in heads)
     output = torch.cat([part for _, part in parts], dim=2) if len(parts) > 1 else parts[0][1]

@@ -66,7 +66,10 @@ def test_values_and_gradients_are_those_of_the_reference(family: str, plan: Plan
     expected = step(family, plan, "reference")
     assert not served
     found = step(family, plan, "auto")
-    assert served
+    is_divergence = plan.guides[0].options.get("distance") == "kl"
+    assert set(served) == {(0, 1, 2, 3) if is_divergence else (0, 2)}, (
+        "heads without losses are computed with divergences"
+    )
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
@@ -188,6 +191,32 @@ def test_under_autocast_losses_are_float32_and_near_those_of_float64(plan: Plan,
         found[dtype].sum().backward()
     assert served
     torch.testing.assert_close(found[torch.bfloat16].double(), found[torch.float64].double(), rtol=0.02, atol=1e-4)
+
+
+@pytest.mark.parametrize(("options", "most"), [(KL, 1.01), ({}, 1.07)])
+def test_losses_keep_hardly_more_than_a_plain_step(
+    options: dict[str, Any], most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Squared distances keep the output of the other heads a second time."""
+    monkeypatch.setattr(blocks, "SMALL", 0)
+    inputs = batch((250, 250))
+
+    def kept(plan: Plan) -> int:
+        storages: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor.detach()
+
+        sizes = {"hidden_size": 128, "intermediate_size": 128, "max_position_embeddings": 256}
+        model = tiny_model("bert", attention_probs_dropout_prob=0.0, **sizes).train()
+        guided = guidance.install(model, plan).guide(**inputs)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            output = model(**inputs, guidance=guided)
+        assert output.logits.requires_grad
+        return sum(storages.values())
+
+    assert kept(one("next", heads=(0, 1), **options)) < most * kept(Plan(()))
 
 
 def test_no_matrix_is_kept_for_the_backward_pass(served: list[Any]) -> None:

@@ -22,7 +22,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "train NLL": ("final",),
     "validation loss, final": ("valid", "validation loss"),
     "validation NLL": ("valid",),
-    "MLM loss (valid)": ("valid",),
+    "MLM loss (valid)": ("mlm: valid",),
     "train loss, average over training": ("average",),
     "train loss, average": ("average",),
     "average train NLL": ("average",),
@@ -74,13 +74,16 @@ class Ours:
 def of_training(compared: Comparison, data: str, sizes: Mapping[str, str]) -> list[Ours]:
     """Our losses; ``sizes``: of the models, by the label of a run."""
     base = compared.rows[0].group.label
+    losses = {**{name: name for name in LOSSES}, f"{compared.loss}: valid": "valid"}
     return [
         Ours(
             row.group.label,
             data,
             sizes.get(row.group.curves[0].label, ""),
-            {name: row.summary[name] for name in LOSSES},
-            {name: (row.difference[name], row.p[name]) for name in LOSSES} if row.group.label != base else {},
+            {ours: row.summary[name] for ours, name in losses.items()},
+            {ours: (row.difference[name], row.p[name]) for ours, name in losses.items()}
+            if row.group.label != base
+            else {},
             base,
             [curve.label for curve in row.group.curves],
         )

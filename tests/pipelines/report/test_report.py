@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,9 @@ import pyarrow as pa
 import pytest
 
 from guidance.errors import InputError
+from pipelines import papers
 from pipelines.metrics.significance import holm, paired_t
-from pipelines.report import make, origin, results, training
+from pipelines.report import make, origin, published, results, training
 from pipelines.report.blocks import Grid, Items, Picture, Report, Section, as_latex, as_markdown
 from pipelines.report.given import open_all
 from pipelines.report.page import as_html
@@ -112,6 +114,16 @@ def test_the_numbers_of_the_paper_stand_beside_ours_with_their_gains(report: Rep
     assert ["paper", "RoBERTa-16-MLM", "RoBERTa-16-AG", "English", "-4.59", "-4.82", "-4.43"] in gains.cells
     final = next(row for row in gains.cells if row[0] == "ours")
     assert final[4].startswith("-0.550 ± 0.071 (p ")
+
+
+def test_a_loss_of_fine_tuning_is_not_beside_a_loss_of_masked_words(store: Store, names: list[str]) -> None:
+    compared = comparison.run(names, store, group=True)
+    table = papers.table("a-table8")
+    for loss, ours in (("mlm", {"3.990 ± 0.014", "3.490 ± 0.014"}), ("classification", set())):
+        found = published.of_training(replace(compared, loss=loss), "sst", {})
+        tables = (block.table for block in published.section(table, found).blocks if isinstance(block, Grid))
+        cells = [cell for each in tables for row in each.cells if row[0] == "ours" for cell in row]
+        assert set(cells) >= ours and bool(cells) == bool(ours)
 
 
 AG = ("plain-*=RoBERTa-8-MLM", "guided-*=RoBERTa-8-AG")

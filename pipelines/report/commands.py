@@ -109,7 +109,7 @@ class Script:
 
     def _settings(self, stage: Any, manifest: Mapping[str, Any]) -> Iterator[str]:
         """The flags of all settings that are not the default."""
-        inputs, config = manifest.get("inputs", {}), manifest.get("config", {})
+        inputs, config, folders = manifest.get("inputs", {}), manifest.get("config", {}), model_folders(manifest)
         for name, field in stage.config.model_fields.items():
             value = config.get(name)
             if value == field.get_default(call_default_factory=True) or is_internal(field):
@@ -123,6 +123,8 @@ class Script:
                 file = f"plans/{digest(plan.decode())[:8]}.toml"
                 self.plans[file] = plan
                 yield f"{flag} {file}"
+            elif name in folders:
+                yield f"{flag} {shlex.quote(folders[name])}"
             elif len(values) == 1 and inputs.get(name, {}).get("recipe") in self._variables:
                 yield f"{flag} {self._input(name, inputs[name])[0]}"
             else:

@@ -11,6 +11,7 @@ from transformers import BertConfig, BertModel
 from pipelines.engine.declaration import Table
 from pipelines.report import make
 from pipelines.report.blocks import Grid
+from pipelines.report.commands import Script
 from pipelines.report.given import Runs
 from pipelines.report.results import beside
 from pipelines.storage.store import Store
@@ -70,6 +71,20 @@ def test_a_model_folder_is_no_data_and_has_its_name(tmp_path: Path) -> None:
     assert model_folders(MANIFEST) == {"model": "bert"}
     assert (runs.model_of(MANIFEST), runs.data_of(MANIFEST)) == ("bert", "gap.tsv")
     assert runs.model_of({**MANIFEST, "config": {"random": 0}}) == "bert, random weights"
+
+
+def test_the_command_of_a_fine_tuning_names_the_model_folder_without_the_folders_that_it_is_in(tmp_path: Path) -> None:
+    folder = {"kind": "files", "content": "a", "count": 1, "first": ["config.json"], "folder": "my bert"}
+    sst = {"kind": "corpus", "recipe": "c" * 64, "content": "d"}
+    manifest = {
+        "stage": "finetune",
+        "kind": "model",
+        "recipe": "b" * 64,
+        "inputs": {"init": folder, "dataset": sst},
+        "config": {"init": "/home/me/my bert"},
+    }
+    command = Script(Runs([], Store(tmp_path))).command(manifest)
+    assert "--init 'my bert'" in command and "/home" not in command
 
 
 def test_two_model_folders_keep_their_own_names_whatever_models_were_made_from() -> None:

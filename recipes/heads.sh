@@ -3,7 +3,7 @@
 #
 # Beside table 8 of paper A, which is of BERT and other data; LitBank stands for CoNLL-2012.  MODEL is the folder of an encoder, by default of
 #   all-MiniLM-L6-v2, which the extra `models` of guide installs too.
-# Costs: tiny half an hour of one core, for this model of 22.7 million parameters; at paper scale all of the data is read.
+# Costs: tiny 15 minutes of one core, for this model of 22.7 million parameters; at paper scale all of the data is read.
 . "$(dirname "$0")/common.sh"
 case $SCALE in
 tiny) sequences=200 sentences=1000 examples=150 pairs=25 ;;

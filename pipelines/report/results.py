@@ -238,9 +238,10 @@ def probes(runs: Runs) -> Iterator[Section]:
             {role: given["content"] for role, given in inputs.items() if role != "model"},
         ]
 
-    for number, part in enumerate(grouped(runs.of("probe"), question).values(), 1):
+    parts = list(grouped(runs.of("probe"), question).values())
+    for number, (part, title) in enumerate(zip(parts, _questions([part[0] for part in parts], runs), strict=True), 1):
         name, first = f"probe-{number}", part[0].artifact
-        kind, data = str(first.counts.get("probe", "probe")), runs.data_of(first.manifest)
+        kind = str(first.counts.get("probe", "probe"))
         models = [runs.model_of(each.artifact.manifest) for each in part]
         labels = [
             model if model and models.count(model) == 1 else each.label
@@ -262,7 +263,24 @@ def probes(runs: Runs) -> Iterator[Section]:
         if "heads.parquet" in first.files:
             heads = [heads_of(each.artifact) for each in part]
             blocks += _maps(name, kind, dict(zip(labels, heads, strict=True)))
-        yield Section(name, f"Probe: {kind}, {data}" if data != MISSING else f"Probe: {kind}", blocks)
+        yield Section(name, title, blocks)
+
+
+def _questions(probes: Sequence[Given], runs: Runs) -> list[str]:
+    """What each probe asks, as a title; the settings that differ stand there where two would have the same one."""
+    titles = []
+    for each in probes:
+        manifest, kind = each.artifact.manifest, each.artifact.counts.get("probe", "probe")
+        data, other = runs.data_of(manifest), runs.input_of(manifest, "other")
+        beside = f", beside {runs.name_of(other)}" if other else ""
+        titles.append(f"Probe: {kind}{f', {data}' * (data != MISSING)}{beside}")
+    found = []
+    for each, title in zip(probes, titles, strict=True):
+        alike = [other.config for other, its_title in zip(probes, titles, strict=True) if its_title == title]
+        differing = [name for name in each.config if any(config.get(name) != each.config[name] for config in alike)]
+        settings = ", ".join(f"{name.replace('_', '-')} {each.config[name]}" for name in differing if name != "random")
+        found.append(f"{title} ({settings})" if settings else title)
+    return found
 
 
 def beside(tables: Mapping[str, Answers]) -> tuple[list[str], list[list[str]]]:

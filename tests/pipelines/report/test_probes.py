@@ -14,6 +14,7 @@ from pipelines.report.blocks import Grid
 from pipelines.report.commands import Script
 from pipelines.report.given import Runs
 from pipelines.report.results import beside
+from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import model_folders
 from tests import trainings
@@ -85,6 +86,20 @@ def test_the_command_of_a_fine_tuning_names_the_model_folder_without_the_folders
     }
     command = Script(Runs([], Store(tmp_path))).command(manifest)
     assert "--init 'my bert'" in command and "/home" not in command
+
+
+def test_probes_that_would_have_one_title_have_the_settings_that_differ_in_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for by in ("taylor", "off"):
+        manifest = {"stage": "probe-importance", "inputs": {}, "config": {"by": by, "limit": 150}}
+        with store.build("probe", digest(by), manifest) as out:
+            out.counts |= {"probe": "importance"}
+            out.write("probe.json", b"{}")
+    made, _ = make.make([f"probe/{digest(by)[:16]}" for by in ("taylor", "off")], store)
+    assert [each.title for each in made.sections if each.name.startswith("probe")] == [
+        "Probe: importance (by taylor)",
+        "Probe: importance (by off)",
+    ]
 
 
 def test_two_model_folders_keep_their_own_names_whatever_models_were_made_from() -> None:

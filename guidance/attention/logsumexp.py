@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,17 +96,19 @@ def _attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     squared = sorted({place for each in measured if isinstance(each.target, SquaredTarget) for place in each.at})
     others = [place for place in range(len(heads)) if place not in squared]
     is_causal = call.mask_B1QK is None and call.scope.is_causal
-    parts, squares_BhQ = [], None
+    spans = call.batch.of_scope(("logsumexp",), call.scope, lambda: spans_of(call))
+    mask_B1QK = None if spans and all(span.is_whole for span in spans) else call.mask_B1QK
+    found, squares_BhQ = [], None
     if squared:
-        allowed_BQK = None if call.mask_B1QK is None else call.scope.allowed_BQK
+        allowed_BQK = None if mask_B1QK is None else call.scope.allowed_BQK
         mine = [heads_of(each, tuple(squared)) for each in states]
-        *part, squares_BhQ = AttentionWithSquares.apply(*mine, allowed_BQK, is_causal, call.scale)
-        parts.append(part)
+        *part, squares_BhQ = AttentionWithSquares.apply(*mine, allowed_BQK, is_causal, call.scale, spans)
+        found.append(part)
     if others:
-        mask = None if call.mask_B1QK is None else call.batch.additive(call.mask_B1QK, states[0].dtype)
+        mask = None if mask_B1QK is None else call.batch.additive(mask_B1QK, states[0].dtype)
         mine = [heads_of(each, tuple(others)) for each in states]
-        parts.append(FlashAttention.apply(*mine, mask, is_causal, call.scale))
-    output, lse_BhQ = parts[0] if len(parts) == 1 else (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+        found.append(FlashAttention.apply(*mine, mask, is_causal, call.scale, spans))
+    output, lse_BhQ = found[0] if len(found) == 1 else (torch.cat(each, dim=1) for each in zip(*found, strict=True))
     if (order := squared + others) != sorted(order):
         places = [order.index(place) for place in range(len(heads))]
         output, lse_BhQ = output[:, places], lse_BhQ[:, places]
@@ -154,6 +156,48 @@ def measure(
     reference.note(call, measured, distances)
 
 
+class Span(NamedTuple):
+    """The queries of one example that count, and the keys that any of them may see.
+
+    Attributes:
+        is_whole: each of these queries may see each of these keys.
+    """
+
+    example: int
+    rows: slice
+    keys: slice
+    is_whole: bool
+
+
+def spans_of(call: AttentionCall) -> tuple[Span, ...]:
+    """The spans of all examples, without padding at their ends; empty where there is no padding to leave out.
+
+    Queries at padding are left out of packed documents alone, which do without their outputs.
+    """
+    scope, documents = call.scope, call.batch.documents
+    if call.mask_B1QK is None:
+        return ()
+    seen_BK = scope.allowed_BQK.any(dim=1)
+    number_K = torch.arange(seen_BK.shape[1], device=seen_BK.device)
+    starts_B = seen_BK.to(torch.uint8).argmax(dim=1)
+    stops_B = torch.where(seen_BK, number_K + 1, 0).amax(dim=1)
+    if not (starts_B.any() or (stops_B < seen_BK.shape[1]).any()):
+        return ()
+    has_no_gap_B = seen_BK.sum(dim=1) == stops_B - starts_B
+    bounds = zip(starts_B.tolist(), stops_B.tolist(), has_no_gap_B.tolist(), strict=True)
+    all_rows = slice(0, scope.allowed_BQK.shape[1])
+    return tuple(
+        Span(
+            example,
+            all_rows if documents is None else slice(start, stop),
+            slice(start, stop),
+            scope.hides_padding_only and has_no_gap,
+        )
+        for example, (start, stop, has_no_gap) in enumerate(bounds)
+        if stop > start
+    )
+
+
 def _mean_score(query_BhQD: Tensor, key_BhKD: Tensor, allowed_BQK: Tensor) -> Tensor:
     """The mean product of each query with the valid keys, (B, h, Q), where all queries may see the same ones; 0 without any."""
     valid_BK = allowed_BQK[:, 0].to(key_BhKD.dtype)
@@ -172,12 +216,27 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        scale: float,
+        spans: Sequence[Span] = (),
     ) -> tuple[Tensor, Tensor]:
-        """Returns the output, (B, h, Q, D), and lse, (B, h, Q), at least float32."""
-        output, lse_BhQ = flash(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
+        """Returns the output, (B, h, Q, D), and lse, (B, h, Q), at least float32; both are 0 for queries that are in no span."""
+        if spans:
+            output = torch.zeros_like(query)
+            lse_BhQ = query.new_zeros(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+            for span in spans:
+                of_queries, of_keys, of_mask = _places(span, mask)
+                inputs = query[of_queries], key[of_keys], value[of_keys], 0.0, is_causal
+                output[of_queries], lse_BhQ[of_queries] = flash(*inputs, attn_mask=of_mask, scale=scale)
+        else:
+            output, lse_BhQ = flash(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
         ctx.save_for_backward(query, key, value, output, lse_BhQ, mask)
-        ctx.is_causal, ctx.scale = is_causal, scale
+        ctx.is_causal, ctx.scale, ctx.spans = is_causal, scale, spans
         return output, lse_BhQ
 
     @staticmethod
@@ -194,9 +253,25 @@ class FlashAttention(torch.autograd.Function):
             grad = torch.where(is_faint_BhQ1, faint, grad)
             squares_BhQ1 = torch.where(is_faint_BhQ1, faint**2 * grad.shape[-1], squares_BhQ1)
         output = output.addcmul(grad, grad_BhQ.unsqueeze(-1) / squares_BhQ1, value=-1)
-        inputs = grad, query, key, value, output, lse_BhQ, 0.0, ctx.is_causal
-        grads = flash_backward(*inputs, attn_mask=mask, scale=ctx.scale)
-        return (*(each.to(own) for each in grads), None, None, None)
+        more: dict[str, Any] = {"dropout_p": 0.0, "is_causal": ctx.is_causal, "scale": ctx.scale}
+        if ctx.spans:
+            grads = [torch.zeros_like(each) for each in (query, key, value)]
+            for span in ctx.spans:
+                of_queries, of_keys, of_mask = _places(span, mask)
+                inputs = grad[of_queries], query[of_queries], key[of_keys], value[of_keys]
+                found = flash_backward(*inputs, output[of_queries], lse_BhQ[of_queries], attn_mask=of_mask, **more)
+                for whole, place, part in zip(grads, (of_queries, of_keys, of_keys), found, strict=True):
+                    whole[place] = part
+        else:
+            grads = flash_backward(grad, query, key, value, output, lse_BhQ, attn_mask=mask, **more)
+        return (*(each.to(own) for each in grads), None, None, None, None)
+
+
+def _places(span: Span, mask_B1QK: Tensor | None) -> tuple[tuple[slice, ...], tuple[slice, ...], Tensor | None]:
+    """Where the queries and the keys of a span are in states of a batch, (B, h, T, ...), and their part of a mask."""
+    example, every = slice(span.example, span.example + 1), slice(None)
+    mask = None if mask_B1QK is None else mask_B1QK[example, :, span.rows, span.keys]
+    return (example, every, span.rows), (example, every, span.keys), mask
 
 
 LN2 = math.log(2)
@@ -221,15 +296,16 @@ class AttentionWithSquares(torch.autograd.Function):
         allowed_BQK: Tensor | None,
         is_causal: bool,
         scale: float,
+        spans: Sequence[Span] = (),
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the output, (B, h, Q, D), and lse and squares, (B, h, Q), at least float32; any numbers for queries without a key."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         wide_query, wide_key, wide_value = query.to(dtype) * (scale / LN2), key.to(dtype), value.to(dtype)
-        output = torch.empty_like(query)
-        lse_BhQ, squares_BhQ = query.new_empty(2, *query.shape[:3], dtype=dtype)
-        for example, rows, keys in _blocks(query, key, is_causal):
+        output = torch.zeros_like(query)
+        lse_BhQ, squares_BhQ = query.new_zeros(2, *query.shape[:3], dtype=dtype)
+        for example, rows, keys in _blocks(query, key, is_causal, spans):
             bits_hRK = wide_query[example, :, rows] @ wide_key[example, :, keys].mT
-            _hide(bits_hRK, allowed_BQK, is_causal, example, rows)
+            _hide(bits_hRK, allowed_BQK, is_causal, example, rows, keys)
             highest_hR1 = bits_hRK.amax(-1, keepdim=True)
             powers_hRK = bits_hRK.sub_(highest_hR1).exp2_()
             sums_hR1 = powers_hRK.sum(-1, keepdim=True)
@@ -239,7 +315,7 @@ class AttentionWithSquares(torch.autograd.Function):
             ).square()
             output[example, :, rows] = (powers_hRK @ wide_value[example, :, keys]) / sums_hR1
         ctx.save_for_backward(query, key, value, lse_BhQ, squares_BhQ, allowed_BQK)
-        ctx.is_causal, ctx.scale = is_causal, scale
+        ctx.is_causal, ctx.scale, ctx.spans = is_causal, scale, spans
         return output, lse_BhQ, squares_BhQ
 
     @staticmethod
@@ -255,12 +331,12 @@ class AttentionWithSquares(torch.autograd.Function):
             _beside(wide_query, -lse_BhQ) / LN2,
             _beside(wide_key, torch.ones_like(wide_key[..., 0])),
         )
-        grad_query = torch.empty_like(wide_query)
+        grad_query = torch.zeros_like(wide_query)
         grad_key, grad_value = torch.zeros_like(wide_key), torch.zeros_like(wide_value)
-        for example, rows, keys in _blocks(query, key, ctx.is_causal):
+        for example, rows, keys in _blocks(query, key, ctx.is_causal, ctx.spans):
             grad_hRD = grad[example, :, rows]
             bits_hRK = query_and_lse[example, :, rows] @ key_and_one[example, :, keys].mT
-            _hide(bits_hRK, allowed_BQK, ctx.is_causal, example, rows)
+            _hide(bits_hRK, allowed_BQK, ctx.is_causal, example, rows, keys)
             attention_hRK = bits_hRK.exp2_()
             grad_value[example, :, keys].baddbmm_(attention_hRK.mT, grad_hRD)
             grad_hRK = grad_hRD @ wide_value[example, :, keys].mT
@@ -276,6 +352,7 @@ class AttentionWithSquares(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
@@ -284,22 +361,24 @@ def _beside(states_BhTD: Tensor, numbers_BhT: Tensor) -> Tensor:
     return torch.cat((states_BhTD, numbers_BhT.unsqueeze(-1)), dim=-1)
 
 
-def _blocks(query: Tensor, key: Tensor, is_causal: bool) -> Iterator[tuple[int, slice, slice]]:
+def _blocks(query: Tensor, key: Tensor, is_causal: bool, spans: Sequence[Span]) -> Iterator[tuple[int, slice, slice]]:
     """The blocks of queries whose scores are computed together: example, queries, and the keys that any of them may see."""
     batch, heads, queries, _ = query.shape
-    keys = key.shape[2]
-    num_rows = max(1, BLOCK_ENTRIES // (heads * keys))
-    for example in range(batch):
-        for start in range(0, queries, num_rows):
-            stop = min(start + num_rows, queries)
-            yield example, slice(start, stop), slice(0, stop if is_causal else keys)
+    everything = (Span(example, slice(0, queries), slice(0, key.shape[2]), False) for example in range(batch))
+    for example, rows, keys, _ in spans or everything:
+        num_rows = max(1, BLOCK_ENTRIES // (heads * (keys.stop - keys.start)))
+        for start in range(rows.start, rows.stop, num_rows):
+            stop = min(start + num_rows, rows.stop)
+            yield example, slice(start, stop), slice(0, stop) if is_causal else keys
 
 
-def _hide(scores_hRK: Tensor, allowed_BQK: Tensor | None, is_causal: bool, example: int, rows: slice) -> None:
+def _hide(
+    scores_hRK: Tensor, allowed_BQK: Tensor | None, is_causal: bool, example: int, rows: slice, keys: slice
+) -> None:
     """Give the keys that some queries may not see the lowest score, in place."""
     lowest = torch.finfo(scores_hRK.dtype).min
     if allowed_BQK is not None:
-        scores_hRK.masked_fill_(~allowed_BQK[example, rows], lowest)
+        scores_hRK.masked_fill_(~allowed_BQK[example, rows, keys], lowest)
     elif is_causal:
         is_later_RK = torch.ones_like(scores_hRK[0], dtype=torch.bool).triu(rows.start + 1)
         scores_hRK.masked_fill_(is_later_RK, lowest)

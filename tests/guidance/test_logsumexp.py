@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +89,41 @@ def test_heads_of_several_guides_and_heads_that_are_left_to_blocks_come_in_their
     assert set(served) == {(0, 1)}
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, KL, {**KL, "boundary": "skip"}, {"reduction": "frobenius"}], ids=str)
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_packed_documents_have_the_losses_of_the_reference(
+    family: str, options: dict[str, Any], served: list[Any]
+) -> None:
+    """Kernels are given each document without its padding; in the second layer of ModernBERT with its window."""
+    inputs, found = batch((7, 4, 6)), []
+    for backend in ("reference", "auto"):
+        model = tiny_model(family, attention_dropout=0.0, attention_probs_dropout_prob=0.0).double().train()
+        guided = guidance.install(model, one("previous", **options), backend=backend).guide(**inputs)
+        output = model(**guided.packed(), guidance=guided).logits
+        losses = list(guided.per_example().values())
+        (output.square().mean() + sum(loss_B.sum() for loss_B in losses)).backward()
+        found.append([output, *losses, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert served
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_spans_leave_out_padding_at_both_ends_and_say_whether_a_mask_is_needed() -> None:
+    valid_BK = torch.tensor([[0, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0]]).bool()
+
+    def spans(is_padding: bool, documents: Any = None) -> list[tuple[int, int, int, int, bool]]:
+        scope = SimpleNamespace(allowed_BQK=valid_BK[:, None].expand(-1, 5, -1), hides_padding_only=is_padding)
+        call: Any = SimpleNamespace(mask_B1QK=valid_BK, scope=scope, batch=SimpleNamespace(documents=documents))
+        found = logsumexp.spans_of(call)
+        return [(e, rows.start, rows.stop, keys.start * 10 + keys.stop, whole) for e, rows, keys, whole in found]
+
+    assert spans(True) == [(0, 0, 5, 13, True), (1, 0, 5, 4, True), (2, 0, 5, 3, False)]
+    assert spans(False) == [(0, 0, 5, 13, False), (1, 0, 5, 4, False), (2, 0, 5, 3, False)]
+    assert spans(True, documents=object())[0] == (0, 1, 3, 13, True)
+    valid_BK = valid_BK[1:2]
+    assert spans(True) == [], "nothing to leave out"
 
 
 def test_causal_heads_that_share_keys_have_the_losses_of_the_reference(served: list[Any]) -> None:

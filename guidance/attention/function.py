@@ -208,7 +208,7 @@ def _cheapest(call: AttentionCall) -> Tensor:
     backends, explicit, plain = batch.guided.backends, paths.explicit, paths.plain
     if explicit and plain and backends["explicit"] is logsumexp.attend and backends["plain"] is sdpa.attend:
         together = tuple(sorted(explicit + plain))
-        if logsumexp.takes_plain_heads(call, together):
+        if logsumexp.takes(call, together):
             explicit, plain = together, ()
     if explicit:
         parts.append((explicit, backends["explicit"](call, explicit)))

@@ -74,13 +74,10 @@ def reading_few(call: AttentionCall, heads: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(head for head in heads if head in mine)
 
 
-def takes_plain_heads(call: AttentionCall, heads: tuple[int, ...]) -> bool:
-    """Whether the kernel computes all of these heads at once, those with losses as those without, so that their outputs need not be
-    put together: squared distances are not computed by it."""
-    squared = (
-        a for a in call.making("target", heads) if isinstance(a.mechanism.target(call.prepared(a)), SquaredTarget)
-    )
-    return fitting(call, heads) == heads and not any(squared)
+def takes(call: AttentionCall, heads: tuple[int, ...]) -> bool:
+    """Whether all of these heads are computed here, heads without losses beside heads with them: no padding is read, and, without
+    squared distances, no outputs are put together."""
+    return fitting(call, heads) == heads
 
 
 def _fits(call: AttentionCall, target: Target) -> bool:
@@ -108,10 +105,13 @@ def _attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
         mask = None if mask_B1QK is None else call.batch.additive(mask_B1QK, states[0].dtype)
         mine = [heads_of(each, tuple(others)) for each in states]
         found.append(FlashAttention.apply(*mine, mask, is_causal, call.scale, spans))
-    output, lse_BhQ = found[0] if len(found) == 1 else (torch.cat(each, dim=1) for each in zip(*found, strict=True))
+    output_BQhD, lse_BhQ = found[0][0].transpose(1, 2), found[0][1]
+    if len(found) > 1:
+        output_BQhD = torch.cat([output.transpose(1, 2) for output, _ in found], dim=2)
+        lse_BhQ = torch.cat([lse for _, lse in found], dim=1)
     if (order := squared + others) != sorted(order):
         places = [order.index(place) for place in range(len(heads))]
-        output, lse_BhQ = output[:, places], lse_BhQ[:, places]
+        output_BQhD, lse_BhQ = output_BQhD[:, :, places], lse_BhQ[:, places]
     lse_BhQ = lse_BhQ.masked_fill(empty_B1Q, 0.0)
 
     def squares(at: tuple[int, ...]) -> Tensor:
@@ -120,8 +120,8 @@ def _attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
 
     measure(call, measured, *states[:2], lse_BhQ, squares)
     if empty_B1Q.any():  # else the output is not kept twice
-        output = output.masked_fill(empty_B1Q.unsqueeze(-1), 0.0)
-    return output.transpose(1, 2)
+        output_BQhD = output_BQhD.masked_fill(empty_B1Q.mT.unsqueeze(-1), 0.0)
+    return output_BQhD
 
 
 def measure(

@@ -2,8 +2,9 @@
 
     python -m benchmarks.goals [--results docs/results]
 
-Reads the figures that other benchmarks have written: ``step_cost_2048_before.json`` and ``step_cost_2048_now.json``,
-``packing.json``, and ``gpu.json``, where there is one.  Every figure is a ratio to a side that took turns with it in the same run.
+Reads the figures that other benchmarks have written: ``step_cost_2048_before.json``, ``step_cost_2048_now.json``,
+``step_cost_128_beside.json``, ``packing.json``, ``generation_cost.json``, and ``gpu.json``, where there is one.  Every figure is a ratio to
+a side that took turns with it in the same run.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ GOALS = (
     Goal("masks (`preset:roles`): step", "roles", "ratio", 1.10),
     Goal("masks (`preset:roles`): memory", "roles", "memory_ratio", 1.15),
 )
+BESIDE = (
+    "python -m benchmarks.step_cost --processor-time --lengths 128 --only ag,kl,roles,patterns --rounds 9 --beside OLD"
+)
+OLD = "the parent of 7924571"
+SLOWER = 1.02
+"""What times of two versions that do the same may differ by."""
+
+GENERATION, CACHED = "python -m benchmarks.generation_cost", 1.10
 COST = "python -m benchmarks.step_cost --processor-time --lengths 2048 --dropouts 0.0 --only ag,kl,roles --rounds 3"
 PACKING, PACKED = "python -m benchmarks.packing --plan preset:ag", 1.25
 
@@ -43,10 +52,12 @@ def page(results: Path) -> str:
     lines = [
         "# Goals of speed and memory",
         "",
-        "`python -m benchmarks.goals` makes this page from [before](step_cost_2048_before.json), [now](step_cost_2048_now.json) and "
-        "[packing](packing.json), and from `gpu.json`, which `make gpu` writes. The first rows are for 2,048 tokens without dropout on "
+        "`python -m benchmarks.goals` makes this page from [before](step_cost_2048_before.json) and [now](step_cost_2048_now.json), "
+        "[128 tokens](step_cost_128_beside.json), [packing](packing.json) and [generation](generation_cost.json), and from `gpu.json`, "
+        "which `make gpu` writes. The first rows are for 2,048 tokens without dropout on "
         f"a CPU (torch {now['torch']}): ratios to the same step without a plan, before of elapsed time and now of processor time. "
-        "The rows on packing are ratios to padded batches.",
+        "The rows on packing are ratios to padded batches. OLD is a checkout of this project before losses were read off kernels "
+        f"({OLD}).",
         "",
         "| what | goal | before | now | reached | command |",
         "|---|--:|--:|--:|---|---|",
@@ -54,6 +65,15 @@ def page(results: Path) -> str:
     for goal in GOALS:
         old, new = (one["results"][0]["rows"][goal.row][goal.figure] for one in (before, now))
         lines.append(_row(goal.name, f"≤ {goal.most:.2f}", f"{old:.3f}", f"{new:.3f}", new <= goal.most, COST))
+    for part in known(results / "step_cost_128_beside.json")["results"]:
+        for row in ("ag", "kl", "roles", "patterns"):
+            now = part["rows"][row]["before"]
+            name = f"128 tokens, dropout {part['dropout']:g}, `{row}`: step, over the version before"
+            lines.append(_row(name, f"≤ {SLOWER:.2f}", "1.00", f"{now:.3f}", now <= SLOWER, BESIDE))
+    for row, figure in known(results / "generation_cost.json")["figures"].items():
+        if row != "plain":
+            name, now = f"one token after 1,024 in a cache, `{row}`: step", figure["ratio"]
+            lines.append(_row(name, f"≤ {CACHED:.2f}", "–", f"{now:.3f}", now <= CACHED, GENERATION))
     for plan, ways in known(results / "packing.json")["rows"].items():
         rate = ways["packed"]["ratio"]
         name = f"packing, {plan}: tokens a second"

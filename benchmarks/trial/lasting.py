@@ -193,6 +193,18 @@ def together(results: Results) -> Iterator[list[Run]]:
     yield [Run("together", label, CHOOSING_SEED, 1200, plan, best_plain(results)) for label, plan in plans.items()]
 
 
+def muon(results: Results) -> Iterator[list[Run]]:
+    """Plain training with Muon over rates; then fixed heads and the winner at the best of them."""
+    settings = {
+        f"{NONE}, learning rate {rate}": {**best_plain(results), "optimizer": "muon", "learning_rate": rate}
+        for rate in (1e-3, 2e-3, 4e-3)
+    }
+    yield [Run("muon", label, SEARCH_SEED, 1200, None, its) for label, its in settings.items()]
+    best = settings[results.best("muon", list(settings))]
+    plans = {label: plan for label, plan in finalists(results).items() if plan is not None}
+    yield [Run("muon", label, SEARCH_SEED, 1200, plan, best) for label, plan in plans.items()]
+
+
 def final(results: Results) -> Iterator[list[Run]]:
     plans = {**finalists(results), SHAM: winner(results)[2]}
     settings = {**best_plain(results), "evaluate_every": 600}
@@ -273,6 +285,7 @@ PHASES = {
     "together": together,
     "final": final,
     "own": own,
+    "muon": muon,
     "final-roberta": final_roberta,
     "final-oromo": final_oromo,
     "final-hausa": final_hausa,

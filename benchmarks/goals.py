@@ -65,12 +65,12 @@ def page(results: Path) -> str:
     for goal in GOALS:
         old, new = (one["results"][0]["rows"][goal.row][goal.figure] for one in (before, now))
         lines.append(_row(goal.name, f"≤ {goal.most:.2f}", f"{old:.3f}", f"{new:.3f}", new <= goal.most, COST))
-    for part in known(results / "step_cost_128_beside.json")["results"]:
+    for part in known(results / "step_cost_128_beside.json").get("results", ()):
         for row in ("ag", "kl", "roles", "patterns"):
             now = part["rows"][row]["before"]
             name = f"128 tokens, dropout {part['dropout']:g}, `{row}`: step, over the version before"
             lines.append(_row(name, f"≤ {SLOWER:.2f}", "1.00", f"{now:.3f}", now <= SLOWER, BESIDE))
-    for row, figure in known(results / "generation_cost.json")["figures"].items():
+    for row, figure in known(results / "generation_cost.json").get("figures", {}).items():
         if row != "plain":
             name, now = f"one token after 1,024 in a cache, `{row}`: step", figure["ratio"]
             lines.append(_row(name, f"≤ {CACHED:.2f}", "–", f"{now:.3f}", now <= CACHED, GENERATION))

@@ -49,11 +49,11 @@ PACKING, PACKED = "python -m benchmarks.packing --plan preset:ag", 1.25
 def page(results: Path) -> str:
     """The page of the figures in a folder."""
     before, now = (known(results / f"step_cost_2048{suffix}.json") for suffix in ("_before", "_now"))
+    sources = [f"[{said}]({name})" for said, name in SOURCES.items() if (results / name).exists()]
     lines = [
         "# Goals of speed and memory",
         "",
-        "`python -m benchmarks.goals` makes this page from [before](step_cost_2048_before.json) and [now](step_cost_2048_now.json), "
-        "[128 tokens](step_cost_128_beside.json), [packing](packing.json) and [generation](generation_cost.json), and from `gpu.json`, "
+        f"`python -m benchmarks.goals` makes this page from {', '.join(sources)}, and from `gpu.json`, "
         "which `make gpu` writes. The first rows are for 2,048 tokens without dropout on "
         f"a CPU (torch {now['torch']}): ratios to the same step without a plan, before of elapsed time and now of processor time. "
         "The rows on packing are ratios to padded batches. OLD is a checkout of this project before losses were read off kernels "

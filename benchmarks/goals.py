@@ -34,6 +34,13 @@ GOALS = (
     Goal("masks (`preset:roles`): step", "roles", "ratio", 1.10),
     Goal("masks (`preset:roles`): memory", "roles", "memory_ratio", 1.15),
 )
+SOURCES = {
+    "before": "step_cost_2048_before.json",
+    "now": "step_cost_2048_now.json",
+    "128 tokens": "step_cost_128_beside.json",
+    "packing": "packing.json",
+    "generation": "generation_cost.json",
+}
 BESIDE = (
     "python -m benchmarks.step_cost --processor-time --lengths 128 --only ag,kl,roles,patterns --rounds 9 --beside OLD"
 )

@@ -206,10 +206,9 @@ def _cheapest(call: AttentionCall) -> Tensor:
     paths = plan.paths(attacking=batch.attacking, measuring=batch.measuring, recording=False)
     parts: list[tuple[tuple[int, ...], Tensor]] = []
     backends, explicit, plain = batch.guided.backends, paths.explicit, paths.plain
-    if explicit and plain and backends["explicit"] is logsumexp.attend and backends["plain"] is sdpa.attend:
-        together = tuple(sorted(explicit + plain))
-        if logsumexp.takes(call, together):
-            explicit, plain = together, ()
+    is_usual = backends["explicit"] is logsumexp.attend and backends["plain"] is sdpa.attend
+    if explicit and plain and is_usual and logsumexp.takes_plain(call, explicit, plain):
+        explicit, plain = tuple(sorted(explicit + plain)), ()
     if explicit:
         parts.append((explicit, backends["explicit"](call, explicit)))
     fading = []

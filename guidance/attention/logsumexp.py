@@ -3,7 +3,7 @@
 With the scores s of a row and lse = log sum exp(s), the logarithm of a probability is s - lse.  So the losses read lse, which
 the kernel computes anyway, and the scores of the few keys that a pattern names.  Squared distances also read the sum of squared
 probabilities, which the kernel does not have: `AttentionWithSquares` computes their heads by blocks of queries.  `fitting` says
-which heads can be computed so.  All others are left to `guidance.attention.blocks`.
+which heads can be computed so.  All others are left to `guidance.attention.blocks`.  Kernels are given each example without its padding.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def beside_blocks(
 
 
 def fitting(call: AttentionCall, heads: tuple[int, ...]) -> tuple[int, ...]:
-    """The heads that the kernel can compute: their losses read a few scores of each row, and no guide changes their attention."""
+    """The heads that the kernel can compute: their losses read a few scores of each row, if they have any, and no guide changes their
+    attention."""
     has_kernel = call.query.device.type == "cpu" and call.query.shape[-1] == call.key.shape[-1] == call.value.shape[-1]
     if not has_kernel or torch.compiler.is_compiling() or blocks.keeps_matrix(call, heads):
         return ()
@@ -53,7 +54,8 @@ def fitting(call: AttentionCall, heads: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def reading_few(call: AttentionCall, heads: tuple[int, ...]) -> tuple[int, ...]:
-    """The heads whose losses read a few scores of each row, and whose attention no guide changes; none where no losses are measured."""
+    """The heads whose losses, if they have any, read a few scores of each row, and whose attention no guide changes; none if none of
+    them has a loss."""
     batch = call.batch
     is_plain = call.dropout == 0 and call.softcap is None and call.position_bias is None and batch.recorded is None
     if batch.attacking or batch.past is not None or not is_plain:
@@ -74,10 +76,11 @@ def reading_few(call: AttentionCall, heads: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(head for head in heads if head in mine)
 
 
-def takes(call: AttentionCall, heads: tuple[int, ...]) -> bool:
-    """Whether all of these heads are computed here, heads without losses beside heads with them: no padding is read, and, without
-    squared distances, no outputs are put together."""
-    return fitting(call, heads) == heads
+def takes_plain(call: AttentionCall, heads: tuple[int, ...], plain: tuple[int, ...]) -> bool:
+    """Whether heads without guides are computed beside these heads, whose losses are read off the kernel: then neither reads padding,
+    and, without squared distances, their outputs need not be put together."""
+    every = tuple(sorted(heads + plain))
+    return fitting(call, heads) == heads and fitting(call, every) == every
 
 
 def _fits(call: AttentionCall, target: Target) -> bool:

@@ -103,8 +103,11 @@ def attend_rows(
 def _softmax(scores: Tensor, measured: Sequence[tuple[tuple[int, ...], Target]]) -> tuple[Tensor, list[Tensor]]:
     """The probabilities, and how far some heads are from their targets."""
     squared = tuple((neighbours(at), target) for at, target in measured if isinstance(target, SquaredTarget))
-    attention, *of_squared = GuidedSoftmax.apply(scores, squared)
     dtype, distances = torch.promote_types(scores.dtype, torch.float32), []
+    if squared or scores.dtype == torch.float16:
+        attention, *of_squared = GuidedSoftmax.apply(scores, squared)
+    else:
+        attention, of_squared = torch.softmax(scores, -1, dtype=dtype), []
     for at, target in measured:
         if isinstance(target, SquaredTarget):
             distances.append(of_squared.pop(0))

@@ -25,6 +25,7 @@ from guidance.mechanisms.masks import additive, joined
 from guidance.packing import Documents
 from guidance.patterns.features import IdsNotKnown, Tokens
 from guidance.patterns.predicates import AttentionScope, Predicate
+from guidance.prefix import States
 from guidance.site_plans import SitePlan
 from guidance.sites import Site
 
@@ -68,8 +69,8 @@ class BatchGuidance:
     recorded: dict[Site, Tensor] | None = None
     watcher: Callable[[Site, Tensor], object] | None = None
     past: int | None = None
-    earlier: Mapping[tuple[Site, str], Tensor] = field(default_factory=dict)
-    kept: dict[tuple[Site, str], Tensor] | None = None
+    earlier: Mapping[tuple[Site, str], States] = field(default_factory=dict)
+    kept: dict[tuple[Site, str], States] | None = None
     strengths: Mapping[int, Tensor] = field(default_factory=dict)
     documents: Documents | None = None
     site_plans: Mapping[Site, SitePlan] = field(init=False)

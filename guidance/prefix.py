@@ -21,6 +21,46 @@ from guidance.sites import Site
 
 
 @dataclass(frozen=True)
+class States:
+    """States of tokens, one after the other, and room for more: one more token does not copy all earlier ones.
+
+    Attributes:
+        room_BCx: the states, and after them memory that only the last of these objects may write to.
+        length: how many tokens there are, T.
+    """
+
+    room_BCx: Tensor
+    length: int
+
+    @classmethod
+    def of(cls, states_BTx: Tensor) -> States:
+        return cls(states_BTx, states_BTx.shape[1])
+
+    def last(self, count: int | None = None) -> Tensor:
+        """The states of the last tokens, or of all, (B, T, …)."""
+        return self.room_BCx[:, 0 if count is None else max(0, self.length - count) : self.length]
+
+    def before(self, new_BQx: Tensor) -> States:
+        """These and then those of new tokens."""
+        room, length = self.room_BCx, self.length + new_BQx.shape[1]
+        has_gradient = torch.is_grad_enabled() and (room.requires_grad or new_BQx.requires_grad)
+        is_closed = room.is_inference() and not torch.is_inference_mode_enabled()
+        if has_gradient or is_closed or room.dtype != new_BQx.dtype:
+            return States.of(torch.cat([self.last(), new_BQx], dim=1))
+        if length > room.shape[1]:
+            room = room.new_empty(len(room), length + max(64, length // 4), *room.shape[2:])
+            room[:, : self.length] = self.last()
+        room[:, self.length : length] = new_BQx
+        return States(room, length)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> States:
+        """The same with another batch, or without its last tokens."""
+        states_BTx = change(self.last())
+        is_shorter = len(states_BTx) == len(self.room_BCx) and states_BTx.data_ptr() == self.room_BCx.data_ptr()
+        return States(self.room_BCx, states_BTx.shape[1]) if is_shorter else States.of(states_BTx)
+
+
+@dataclass(frozen=True)
 class Prefix:
     """The tokens that a cache was filled with, as one plan has read them.
 
@@ -30,7 +70,7 @@ class Prefix:
 
     plan: Plan
     tokens: Tokens
-    states: Mapping[tuple[Site, str], Tensor] = field(default_factory=dict)
+    states: Mapping[tuple[Site, str], States] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -41,7 +81,7 @@ class Prefix:
         """The same with all tensors changed."""
         tokens = self.tokens
         columns = {name: change(column) for name, column in tokens.columns.items()}
-        states = {key: change(states) for key, states in self.states.items()}
+        states = {key: states.changed(change) for key, states in self.states.items()}
         return replace(self, tokens=_tokens(_ids(tokens, change), change(tokens.valid_BT), columns), states=states)
 
     def before(self, new: Tokens) -> Tokens:
@@ -127,7 +167,7 @@ def prefix_of(cached: Cache) -> Prefix | None:
     return cached.guide_prefix if isinstance(cached, KeepsPrefix) else None
 
 
-def keep(cached: Cache, plan: Plan, tokens: Tokens, states: Mapping[tuple[Site, str], Tensor]) -> None:
+def keep(cached: Cache, plan: Plan, tokens: Tokens, states: Mapping[tuple[Site, str], States]) -> None:
     """Let a cache keep what it was filled with; see `Prefix`."""
     if not isinstance(cached, KeepsPrefix):
         kind: Any = type(cached)

@@ -18,6 +18,7 @@ from guidance.batch import BatchGuidance
 from guidance.errors import InputError, UnsupportedModel
 from guidance.mechanisms.mix import OF_HEADS, Matrix, Shifted, with_shifts
 from guidance.patterns.predicates import AttentionScope
+from guidance.prefix import States
 from guidance.site_plans import HeadAssignment
 from guidance.sites import Site
 
@@ -46,13 +47,11 @@ def mixed(
         return states_BQx
     shifts, others = _matrices(guidance, rows, module, site, scope, place, states_BQx)
     reach = _reach(shifts, others)
-    states_BTx, queries = states_BQx, states_BQx.shape[1]
-    if (earlier := guidance.earlier.get((site, place))) is not None:
-        states_BTx = torch.cat([earlier, states_BQx], dim=1)
+    queries, earlier = states_BQx.shape[1], guidance.earlier.get((site, place))
+    states = States.of(states_BQx) if earlier is None else earlier.before(states_BQx)
     if guidance.kept is not None:  # all of them: a cache may drop again what several calls have added
-        guidance.kept[site, place] = states_BTx
-    seen = _last(states_BTx, None if reach is None else reach + queries)
-    return _with(seen, queries, scope, shifts, others)
+        guidance.kept[site, place] = states
+    return _with(states.last(None if reach is None else reach + queries), queries, scope, shifts, others)
 
 
 def mixed_values(
@@ -71,12 +70,14 @@ def mixed_values(
     value_BKHD = value_BHKD.transpose(1, 2)
     shifts, others = _matrices(guidance, rows, module, site, scope, "value", value_BKHD)
     reach = _reach(shifts, others) if past else None
-    seen = _last(value_BKHD[:, :end], None if reach is None else reach + queries)
-    result = _with(seen, queries, scope, shifts, others)
+    seen = States(value_BKHD, end).last(None if reach is None else reach + queries)
+    states = States.of(_with(seen, queries, scope, shifts, others))
     if past:
-        result = torch.cat([_last(guidance.earlier[site, "value"], past), result], dim=1)
+        earlier = guidance.earlier[site, "value"]  # a layer may have dropped the first of them
+        states = (earlier if earlier.length == past else States.of(earlier.last(past))).before(states.last())
     if guidance.kept is not None:
-        guidance.kept[site, "value"] = result
+        guidance.kept[site, "value"] = states
+    result = states.last()
     empty = result.new_zeros(1).expand(result.shape[0], keys - end, *result.shape[2:])
     return (torch.cat([result, empty], dim=1) if end < keys else result).transpose(1, 2)
 
@@ -84,11 +85,6 @@ def mixed_values(
 def _rows_at(guidance: BatchGuidance, site: Site) -> Sequence[HeadAssignment]:
     plan = guidance.site_plan(site)
     return plan.making("mix") if plan else ()
-
-
-def _last(states_BTx: Tensor, count: int | None) -> Tensor:
-    """The last states; all of them for None."""
-    return states_BTx if count is None else states_BTx[:, max(0, states_BTx.shape[1] - count) :]
 
 
 Shifts = list[tuple[Shifted, Tensor]]

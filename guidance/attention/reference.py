@@ -86,7 +86,8 @@ def attend_rows(
         scores = edited(scores, at, lambda part, extra=extra: part + extra)  # type: ignore[misc]
     masks = call.site_plan.masks_of(heads)
     allowed = batch.allowed(masks, call.site, call.scope) if any(masks) else call.scope.allowed_BQK[:, None]
-    is_restricted = call.mask_B1QK is not None or call.scope.is_causal or any(masks)
+    is_causal = call.scope.is_causal and call.query.shape[2] > 1  # a single query without a mask sees all keys
+    is_restricted = call.mask_B1QK is not None or is_causal or any(masks)
     if is_restricted:
         scores = scores.masked_fill(~allowed[:, :, rows], torch.finfo(scores.dtype).min)
     attention, distances = _softmax(scores, [(each.at, each.target.part(rows)) for each in measured])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.errors import InputError, PlanError
-from guidance.mechanisms.base import HeadInputs, Mechanism
+from guidance.mechanisms.base import HeadInputs, Mechanism, PatternInputs
 from guidance.options import Within
 from guidance.patterns.predicates import AttentionScope, Columns, Shift
 
@@ -49,12 +49,20 @@ class Fix(Replacement):
     def one_sequence_because(self) -> str:
         return 'boundary = "self"' if self.boundary == "self" else ""
 
+    def prepare(self, inputs: PatternInputs) -> Tensor | None:
+        """The weights of the keys, (B, Q, K); None where they are not needed to replace attention."""
+        return None if _is_read_off(inputs) else self._weights(inputs)
+
     def replaced_attention(self, inputs: HeadInputs) -> Tensor:
-        predicate, scope = inputs.pattern.predicate, inputs.scope
+        weights_BQK: Tensor = self._weights(inputs.pattern) if inputs.prepared is None else inputs.prepared
+        return weights_BQK[:, None]
+
+    def _weights(self, inputs: PatternInputs) -> Tensor:
+        predicate, scope = inputs.predicate, inputs.scope
         assert predicate is not None
         wanted = predicate.dense().float() * scope.allowed_BQK
         rows = torch.where(wanted.any(-1, keepdim=True), wanted, self._boundary_rows(scope))
-        return (rows / rows.sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny))[:, None]
+        return rows / rows.sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
 
     def _boundary_rows(self, scope: AttentionScope) -> Tensor:
         if self.boundary == "uniform":
@@ -72,8 +80,9 @@ class Fix(Replacement):
     def replace(self, value_BhKD: Tensor, inputs: HeadInputs, dropout: float) -> Tensor:
         """The output of the heads.  A `Shift` or `Columns` is read off the values, and dropout then zeroes whole rows."""
         predicate = inputs.pattern.predicate
-        if not (inputs.scope.hides_padding_only and isinstance(predicate, Shift | Columns)):
+        if not _is_read_off(inputs.pattern):
             return super().replace(value_BhKD, inputs, dropout)
+        assert isinstance(predicate, Shift | Columns)
         if isinstance(predicate, Shift):
             wanted = torch.roll(value_BhKD, -predicate.offset, dims=2)
         else:
@@ -89,6 +98,11 @@ class Fix(Replacement):
             row_shape = (*output.shape[:3], 1)
             output = output * nn.functional.dropout(output.new_ones(row_shape), dropout)
         return output
+
+
+def _is_read_off(inputs: PatternInputs) -> bool:
+    """Whether what the pattern's keys hold is read off the values, without a matrix."""
+    return inputs.scope.hides_padding_only and isinstance(inputs.predicate, Shift | Columns)
 
 
 def _mean(value_BhKD: Tensor, keys_BK: Tensor) -> Tensor:
@@ -122,14 +136,20 @@ class Gaussian(Replacement):
     def one_sequence_because(self) -> str:
         return "gaussian"
 
-    def replaced_attention(self, inputs: HeadInputs) -> Tensor:
-        allowed_BQK, num_heads = inputs.scope.allowed_BQK, len(inputs.heads)
-        offsets = self.offsets or ((-1, 0) if inputs.scope.is_causal else (-1, 1))
-        centres_h = torch.tensor(offsets, device=allowed_BQK.device).repeat(num_heads)[:num_heads]
+    def prepare(self, inputs: PatternInputs) -> Tensor:
+        """The curve around each centre, (B, centres, Q, K)."""
+        scope = inputs.scope
+        allowed_BQK, offsets = scope.allowed_BQK, self.offsets or ((-1, 0) if scope.is_causal else (-1, 1))
+        centre_o = torch.tensor(offsets, device=allowed_BQK.device)
         query_Q, key_K = (torch.arange(size, device=allowed_BQK.device) for size in allowed_BQK.shape[1:])
-        distance_hQK = (key_K - query_Q[:, None] - inputs.scope.diagonal) - centres_h[:, None, None]
-        density = torch.exp(-(distance_hQK / self.sigma).square() / 2) / (self.sigma * math.sqrt(2 * math.pi))
+        distance_oQK = (key_K - query_Q[:, None] - scope.diagonal) - centre_o[:, None, None]
+        density = torch.exp(-(distance_oQK / self.sigma).square() / 2) / (self.sigma * math.sqrt(2 * math.pi))
         return density[None] * allowed_BQK[:, None]
+
+    def replaced_attention(self, inputs: HeadInputs) -> Tensor:
+        curves_BoQK: Tensor = inputs.prepared
+        centres = torch.arange(len(inputs.heads), device=curves_BoQK.device) % curves_BoQK.shape[1]
+        return curves_BoQK[:, centres]
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class BatchGuidance:
         past: how many of the decoder's tokens it reads from a cache; None if it is not known whether there is one.
         earlier: by site and place, what `mix` needs of earlier tokens; see `guidance.prefix`.
         kept: the same for calls after this one, filled by the forward pass; None if there is no cache.
+        has_own_mask: the model was called with a mask that may hide other keys from each query, (B, 1, Q, K).
         documents: where they are in the row that the model reads in place of the padded batch; None if it reads that.  See `packed`.
     """
 
@@ -72,6 +73,7 @@ class BatchGuidance:
     earlier: Mapping[tuple[Site, str], States] = field(default_factory=dict)
     kept: dict[tuple[Site, str], States] | None = None
     strengths: Mapping[int, Tensor] = field(default_factory=dict)
+    has_own_mask: bool = False
     documents: Documents | None = None
     site_plans: Mapping[Site, SitePlan] = field(init=False)
     _cache: dict[Any, Any] = field(default_factory=dict)
@@ -404,7 +406,8 @@ class BatchGuidance:
         past = self._past_of(sites[0])
         # a layer keeps the last keys, perhaps all, and empty places come after them
         first_key = max(0, past + shape[1] - shape[2]) if past and sites[0].attention == "self" else 0
-        scope = AttentionScope(allowed, is_causal, not (is_causal or windowed), past, first_key)
+        hides_padding_only = not (is_causal or windowed or self.has_own_mask)
+        scope = AttentionScope(allowed, is_causal, hides_padding_only, past, first_key)
         self._scopes.append((mask_B1QK, facts, scope))
         return scope
 

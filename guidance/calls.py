@@ -169,6 +169,8 @@ class BeforeCall:
             return None
         if self._reads_prefix:
             guidance = self._with_cache(guidance, arguments, prefix)
+        if guidance.documents is None and any(_is_own_mask(*argument) for argument in arguments.items()):
+            guidance = guidance.but(has_own_mask=True)
         if passed is None:  # the features went into the guidance
             kwargs = {name: value for name, value in kwargs.items() if not is_feature(name)}
         if recording and guidance.recorded is None:
@@ -259,6 +261,11 @@ class BeforeCall:
         kind = Tokens if "ids_BT" in columns else TokensWithoutIds
         valid_BT = columns.pop("valid_BT")
         return kind(columns.pop("ids_BT", valid_BT), valid_BT, columns, self.handle.tables)
+
+
+def _is_own_mask(name: str, value: Any) -> bool:
+    """Whether an argument of a model is a mask that says for each query which keys it may see, (B, 1, Q, K)."""
+    return name.endswith("attention_mask") and isinstance(value, Tensor) and value.dim() == 4
 
 
 def _refuse_sharded(model: nn.Module) -> None:

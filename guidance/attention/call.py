@@ -62,8 +62,11 @@ class AttentionCall:
         return heads_of(states_BGKD, tuple(head // group for head in heads))
 
     def making(self, contribution: str, heads: tuple[int, ...]) -> list[HeadAssignment]:
-        """The assignments that make a contribution to some heads; a path has all heads of such an assignment or none."""
-        return [a for a in self.site_plan.making(contribution) if a.heads[0] in heads]
+        """The assignments that make a contribution to any of some heads.
+
+        A path has all heads of an assignment or none of them, but for masks, which heads of every path may have.
+        """
+        return [a for a in self.site_plan.making(contribution) if not set(heads).isdisjoint(a.heads)]
 
     def inputs(self, assignment: HeadAssignment) -> HeadInputs:
         """What the mechanism of an assignment gets at this call."""

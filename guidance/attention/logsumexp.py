@@ -240,6 +240,8 @@ class FlashAttention(torch.autograd.Function):
             output, lse_BhQ = flash(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
         ctx.save_for_backward(query, key, value, output, lse_BhQ, mask)
         ctx.is_causal, ctx.scale, ctx.spans = is_causal, scale, spans
+        if not any(ctx.needs_input_grad[:2]):
+            ctx.mark_non_differentiable(lse_BhQ)
         return output, lse_BhQ
 
     @staticmethod
@@ -291,6 +293,7 @@ class AttentionWithSquares(torch.autograd.Function):
     """
 
     @staticmethod
+    @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]  # it would round scores to half precision
     def forward(
         ctx: Any,
         query: Tensor,
@@ -305,42 +308,42 @@ class AttentionWithSquares(torch.autograd.Function):
         dtype = torch.promote_types(query.dtype, torch.float32)
         wide_query, wide_key, wide_value = query.to(dtype) * (scale / LN2), key.to(dtype), value.to(dtype)
         output = torch.zeros_like(query)
-        lse_BhQ, squares_BhQ = query.new_zeros(2, *query.shape[:3], dtype=dtype)
+        bits_BhQ, squares_BhQ = query.new_zeros(2, *query.shape[:3], dtype=dtype)
         for example, rows, keys in _blocks(query, key, is_causal, spans):
             bits_hRK = wide_query[example, :, rows] @ wide_key[example, :, keys].mT
             _hide(bits_hRK, allowed_BQK, is_causal, example, rows, keys)
             highest_hR1 = bits_hRK.amax(-1, keepdim=True)
             powers_hRK = bits_hRK.sub_(highest_hR1).exp2_()
             sums_hR1 = powers_hRK.sum(-1, keepdim=True)
-            lse_BhQ[example, :, rows] = LN2 * (highest_hR1 + sums_hR1.log2()).squeeze(-1)
+            bits_BhQ[example, :, rows] = (highest_hR1 + sums_hR1.log2()).squeeze(-1)
             squares_BhQ[example, :, rows] = (
                 torch.linalg.vector_norm(powers_hRK, dim=-1) / sums_hR1.squeeze(-1)
             ).square()
             output[example, :, rows] = (powers_hRK @ wide_value[example, :, keys]) / sums_hR1
-        ctx.save_for_backward(query, key, value, lse_BhQ, squares_BhQ, allowed_BQK)
+        lse_BhQ = LN2 * bits_BhQ
+        ctx.save_for_backward(query, key, value, bits_BhQ, squares_BhQ, allowed_BQK)
         ctx.is_causal, ctx.scale, ctx.spans = is_causal, scale, spans
+        if not any(ctx.needs_input_grad[:2]):
+            ctx.mark_non_differentiable(lse_BhQ, squares_BhQ)
         return output, lse_BhQ, squares_BhQ
 
     @staticmethod
+    @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor, grad_squares: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, lse_BhQ, squares_BhQ, allowed_BQK = ctx.saved_tensors
+        query, key, value, bits_BhQ, squares_BhQ, allowed_BQK = ctx.saved_tensors
         dtype = squares_BhQ.dtype
-        wide_query, wide_key, wide_value = query.to(dtype) * ctx.scale, key.to(dtype), value.to(dtype)
+        # scaled as before, for the same scores: differences of large ones would be rounded twice
+        wide_query, wide_key, wide_value = query.to(dtype) * (ctx.scale / LN2), key.to(dtype), value.to(dtype)
         grad, twice = grad.to(dtype), 2 * grad_squares
         added_BhQ = grad_lse - twice * squares_BhQ
-        # with a column of ones the product of matrices subtracts lse
-        query_and_lse, key_and_one = (
-            _beside(wide_query, -lse_BhQ) / LN2,
-            _beside(wide_key, torch.ones_like(wide_key[..., 0])),
-        )
         grad_query = torch.zeros_like(wide_query)
         grad_key, grad_value = torch.zeros_like(wide_key), torch.zeros_like(wide_value)
         for example, rows, keys in _blocks(query, key, ctx.is_causal, ctx.spans):
             grad_hRD = grad[example, :, rows]
-            bits_hRK = query_and_lse[example, :, rows] @ key_and_one[example, :, keys].mT
+            bits_hRK = wide_query[example, :, rows] @ wide_key[example, :, keys].mT
             _hide(bits_hRK, allowed_BQK, ctx.is_causal, example, rows, keys)
-            attention_hRK = bits_hRK.exp2_()
+            attention_hRK = bits_hRK.sub_(bits_BhQ[example, :, rows, None]).exp2_()
             grad_value[example, :, keys].baddbmm_(attention_hRK.mT, grad_hRD)
             grad_hRK = grad_hRD @ wide_value[example, :, keys].mT
             of_output_hR = torch.linalg.vecdot(grad_hRK, attention_hRK)  # G O: the output itself need not be kept
@@ -350,18 +353,13 @@ class AttentionWithSquares(torch.autograd.Function):
             grad_key[example, :, keys].baddbmm_(grad_hRK.mT, wide_query[example, :, rows])
         return (
             (grad_query * ctx.scale).to(query.dtype),
-            grad_key.to(key.dtype),
+            (grad_key * LN2).to(key.dtype),
             grad_value.to(value.dtype),
             None,
             None,
             None,
             None,
         )
-
-
-def _beside(states_BhTD: Tensor, numbers_BhT: Tensor) -> Tensor:
-    """States with one more entry."""
-    return torch.cat((states_BhTD, numbers_BhT.unsqueeze(-1)), dim=-1)
 
 
 def _blocks(query: Tensor, key: Tensor, is_causal: bool, spans: Sequence[Span]) -> Iterator[tuple[int, slice, slice]]:

@@ -57,9 +57,13 @@ class _Ungrouped:
 
 
 def states_of(call: AttentionCall, heads: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries, keys and values of some heads, (B, h, T, D), in the type in which attention is computed."""
+    """The queries, keys and values of some heads, (B, h, T, D), in the type in which attention is computed.
+
+    The entries of a state are neighbours in memory, as kernels take for granted.
+    """
     dtype = mask_dtype(call.query)
-    query, key, value = heads_of(call.query, heads), call.shared(call.key, heads), call.shared(call.value, heads)
+    states = heads_of(call.query, heads), call.shared(call.key, heads), call.shared(call.value, heads)
+    query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in states)
     return query.to(dtype), key.to(dtype), value.to(dtype)
 
 

@@ -107,7 +107,8 @@ class AttentionLoss(Mechanism):
         weight_BQ = predicate.counts()
         has_keys_BQ = weight_BQ > 0
         fallback = self.boundary if pattern.positional else self.empty_rows
-        rows_BQ = queries_BQ.float() * has_keys_BQ if fallback == "skip" else queries_BQ.float()
+        sizes_BQ = inputs.row_sizes_BQ  # 0 where a source is empty
+        rows_BQ = queries_BQ.float() * (has_keys_BQ if fallback == "skip" else sizes_BQ > 0)
         entries_B = queries_BQ.sum(-1) * predicate.valid_BT.sum(-1)
         share_BQ = torch.where(has_keys_BQ, 1 / weight_BQ, 0.0)
         if self.distance == "kl":
@@ -117,8 +118,7 @@ class AttentionLoss(Mechanism):
             return DivergenceTarget(*shared, uniform_BQ, inputs.scope.allowed_BQK, self.mass, self.stop_at)
         indicator = self.token_rows == "indicator" and not pattern.positional
         value_BQ = has_keys_BQ.float() if indicator else share_BQ
-        sizes_BQ = inputs.row_sizes_BQ.clamp(min=1)
-        without_keys_BQ = -1 / sizes_BQ if fallback == "uniform" else torch.zeros_like(weight_BQ)
+        without_keys_BQ = -1 / sizes_BQ.clamp(min=1) if fallback == "uniform" else torch.zeros_like(weight_BQ)
         constant_BQ = torch.where(has_keys_BQ, value_BQ.square() * predicate.squares(), without_keys_BQ)
         return SquaredTarget(predicate, rows_BQ, entries_B, value_BQ, constant_BQ)
 

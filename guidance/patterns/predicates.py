@@ -225,9 +225,11 @@ class Shift(Predicate):
         return self.counts()
 
     def mass(self, attention_BHQK: Tensor) -> Tensor:
-        mass, queries = attention_BHQK.new_zeros(attention_BHQK.shape[:-1]), self._queries
-        if queries.start < queries.stop:
-            mass[..., queries] = attention_BHQK.diagonal(self._diagonal, -2, -1)
+        queries = self._queries
+        if queries.start == queries.stop:  # zeros with a gradient
+            return attention_BHQK[..., 0] * 0.0
+        mass = attention_BHQK.new_zeros(attention_BHQK.shape[:-1])
+        mass[..., queries] = attention_BHQK.diagonal(self._diagonal, -2, -1)
         return mass * self._has_target()[:, None]
 
     def add_mass_gradient(self, grad_BHQK: Tensor, grad_BHQ: Tensor) -> None:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 import guidance
 from guidance.attention import blocks, logsumexp
+from guidance.attention.sdpa import states_of
+from guidance.errors import GuidanceHadNoEffect
 from guidance.guide import Guide
 from guidance.plan import Plan
-from tests.guidance.models import batch, tiny_model
+from tests.guidance.models import batch, pair_batch, tiny_model
 
 
 @pytest.fixture
@@ -86,6 +88,85 @@ def test_heads_of_several_guides_and_heads_that_are_left_to_blocks_come_in_their
     assert set(served) == {(0, 1)}
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, KL], ids=["squared", "kl"])
+@pytest.mark.parametrize("masked", [(0, 2), (0, 3), (1, 2)])
+def test_a_mask_reaches_heads_with_losses_whichever_other_heads_it_is_on(
+    masked: tuple[int, ...], options: dict[str, Any], served: list[Any]
+) -> None:
+    plan = Plan((*one("next", heads=(2,), **options).guides, Guide("window", "mask", heads=masked)))
+    expected, found = step("bert", plan, "reference"), step("bert", plan, "auto")
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, KL, {**KL, "boundary": "uniform"}], ids=str)
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_a_mask_of_the_users_own_keeps_two_texts_of_one_row_apart(
+    backend: str, options: dict[str, Any], served: list[Any]
+) -> None:
+    """The losses of a row of two texts, which a mask keeps apart, are those of the texts; places begin anew in each."""
+    inputs, padding = batch((6, 8)), torch.ones(2, 8, dtype=torch.bool)
+    padding[0, 6:] = False
+    parts = (slice(0, 4), slice(4, 8))
+    own_B1QK = torch.zeros(2, 1, 8, 8, dtype=torch.bool)
+    for part in parts:
+        own_B1QK[:, :, part, part] = padding[:, None, None, part]
+    others = (Guide("previous", "fix", heads=(1,)), Guide("previous", "mix", options={"learn": False}))
+    plan = Plan((*one("previous", reduction="frobenius", **options).guides, *others))
+    model = tiny_model("bert").double().eval()
+    handle = guidance.install(model, plan, backend=backend)
+    positions = torch.arange(8) % 4
+    together = handle.guide(inputs["input_ids"], padding)
+    ids = {"input_ids": inputs["input_ids"], "position_ids": positions.expand(2, -1)}
+    output = model(**ids, attention_mask=own_B1QK, guidance=together).logits
+    apart, outputs = [], []
+    for part in parts:
+        text = {"input_ids": inputs["input_ids"][:, part], "attention_mask": padding[:, part].long()}
+        apart.append(handle.guide(**text))
+        outputs.append(model(**text, guidance=apart[-1]).logits)
+    each = [next(iter(guided.per_example().values())) for guided in (together, *apart)]
+    torch.testing.assert_close(each[0], each[1] + each[2], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(output[padding], torch.cat(outputs, dim=1)[padding], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [KL, {**KL, "mass": True}, {}], ids=str)
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_texts_of_one_token_have_no_loss_and_its_gradient(backend: str, options: dict[str, Any]) -> None:
+    model, inputs = tiny_model("bert").train(), batch((1, 1))
+    guided = guidance.install(model, one("next", **options), backend=backend).guide(**inputs)
+    model(**inputs, guidance=guided)
+    loss = guided.loss()
+    loss.backward()
+    assert loss == 0
+
+
+def test_targets_without_an_allowed_key_have_no_loss(served: list[Any]) -> None:
+    """Such as all tokens that are translated from an empty source."""
+    inputs = pair_batch((7, 4, 0), (3, 6, 2))
+    inputs.pop("labels")
+    guide = Guide("first", "attention_loss", heads=(0, 1), stack="decoder", attention="cross")
+    for backend in ("reference", "auto"):
+        model = tiny_model("bart").double().eval()
+        guided = guidance.install(model, Plan((guide,)), backend=backend).guide(**inputs)
+        model(**inputs, guidance=guided)
+        (loss_B,) = guided.per_example().values()
+        assert loss_B[:2].min() > 0
+        assert loss_B[2] == 0
+
+
+@pytest.mark.parametrize("options", [KL, {}], ids=["kl", "squared"])
+def test_losses_that_reach_no_weight_are_refused(options: dict[str, Any], served: list[Any]) -> None:
+    """Values alone are trained, and losses do not read them."""
+    model, inputs = tiny_model("bert").train(), batch((7, 5))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("value" in name and "layer.1" in name)
+    guided = guidance.install(model, one("next", **options)).guide(**inputs)
+    model(**inputs, guidance=guided)
+    assert served
+    with pytest.raises(GuidanceHadNoEffect, match="no gradient"):
+        guided.per_example()
 
 
 @pytest.mark.parametrize("options", [{}, KL, {**KL, "boundary": "skip"}, {"reduction": "frobenius"}], ids=str)
@@ -190,6 +271,45 @@ def test_log_sum_exp_and_squares_are_at_least_float32_and_have_the_gradients_of_
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.dtype == dtype
         torch.testing.assert_close(mine.double(), theirs, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("size", [30.0, 1e3, 1e6])
+def test_squares_of_large_scores_have_the_gradients_of_float64(size: float) -> None:
+    torch.manual_seed(0)
+    query, key, value, wanted = torch.randn(4, 1, 2, 48, 16).unbind()
+    query, key = query * (size / 4) ** 0.5, key * (size / 4) ** 0.5
+
+    def gradients(kind: torch.dtype, is_ours: bool) -> Tensor:
+        given = [states.to(kind).requires_grad_() for states in (query, key, value)]
+        if is_ours:
+            output, _, squares_BhQ = logsumexp.AttentionWithSquares.apply(*given, None, False, 0.25)
+        else:
+            attention = (given[0] * 0.25 @ given[1].mT).softmax(-1)
+            output, squares_BhQ = attention @ given[2], attention.square().sum(-1)
+        found = torch.autograd.grad((output * wanted).sum() + squares_BhQ.sum(), given)
+        return torch.cat([gradient.flatten().double() for gradient in found])
+
+    exact = gradients(torch.float64, False)
+    assert (gradients(torch.float32, True) - exact).norm() < 5e-5 * exact.norm()
+
+
+def test_autocast_does_not_round_the_scores_of_squared_distances() -> None:
+    torch.manual_seed(0)
+    given = [states.requires_grad_() for states in torch.randn(3, 1, 2, 48, 16).mul(3).unbind()]
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            results = logsumexp.AttentionWithSquares.apply(*given, None, False, 0.25)
+            found.append([*results, *torch.autograd.grad(sum(each.sum() for each in results), given)])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_kernels_are_given_states_whose_entries_are_neighbours_in_memory() -> None:
+    states = torch.randn(1, 2, 8, 6).mT
+    call: Any = SimpleNamespace(query=states, key=states, value=states, shared=lambda its, heads: its)
+    for each in states_of(call, (0, 1)):
+        assert each.stride(-1) == 1
+        assert each.equal(states)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -103,6 +103,7 @@ def _shown(
     for number, (row, guide) in enumerate(zip(rows, plan.guides, strict=True)):
         if shape:
             layers, heads = plans.heads_text(reach[number])
+            heads = "whole layer" if guide.bound_mechanism.of_whole_layers else heads
             stack = stack_meant(guide.stack, shape.sites)
             depth = sum((site.stack, site.attention) == (stack, guide.attention) for site in shape.sites)
             row = row | {
@@ -119,10 +120,10 @@ def _shown(
             yield f"guide {number}: {explanation}"
     if added := plans.pal_keys(plan):
         yield "added heads: " + ", ".join(f"{key} = {text}" for key, text in added.items())
-    for name, grid in plans.grids(plan, shape, reach) if shape else ():
+    for name, titles, grid in plans.grids(plan, shape, reach) if shape else ():
         yield ""
         yield f"{name} of {model}: the guides on each head, by number"
-        yield from table(["LAYER", *(f"h{head}" for head in range(len(grid[0]) - 1))], grid)
+        yield from table(titles, grid)
 
 
 @command(

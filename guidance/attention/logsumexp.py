@@ -112,7 +112,7 @@ def _attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     if len(found) > 1:
         output_BQhD = torch.cat([output.transpose(1, 2) for output, _ in found], dim=2)
         lse_BhQ = torch.cat([lse for _, lse in found], dim=1)
-    if (order := squared + others) != sorted(order):
+    if (order := squared + others) != sorted(order):  # back to the order of the heads
         places = [order.index(place) for place in range(len(heads))]
         output_BQhD, lse_BhQ = output_BQhD[:, :, places], lse_BhQ[:, places]
     lse_BhQ = lse_BhQ.masked_fill(empty_B1Q, 0.0)
@@ -173,7 +173,7 @@ class Span(NamedTuple):
 
 
 def spans_of(call: AttentionCall) -> tuple[Span, ...]:
-    """The spans of all examples, without padding at their ends; empty where there is no padding to leave out.
+    """The spans of all examples, without padding at their ends; empty where there is no padding to leave out, or nothing else.
 
     Queries at padding are left out of packed documents alone, which do without their outputs.
     """

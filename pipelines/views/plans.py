@@ -238,23 +238,27 @@ def heads_text(selected: Mapping[Site, tuple[int, ...]]) -> tuple[str, str]:
     return layers, "; ".join(f"layer {runs(layers)}: {added}{runs(heads)}" for heads, layers in by_heads.items())
 
 
-def grids(plan: Plan, shape: Shape, reach: Reach) -> Iterator[tuple[str, list[list[str]]]]:
-    """For each kind of attention that any guide reaches: its name, and a row per layer with the guides on each head.
+def grids(plan: Plan, shape: Shape, reach: Reach) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """For each kind of attention that any guide reaches: its name, titles, and a row per layer with the guides on each head.
 
-    ``1+2`` means guides 1 and 2.
+    ``1+2`` means guides 1 and 2.  Those that belong to no head have a column of their own.
     """
     sites = (*shape.sites, *_added_sites(plan, shape))
+    of_layers = {number for number, guide in enumerate(plan.guides) if guide.bound_mechanism.of_whole_layers}
     kinds = dict.fromkeys((site.stack, site.attention) for selected in reach.values() for site in selected)
     for stack, attention in sorted(kinds, key=lambda kind: (kind[0] != "encoder", kind[1] != "self")):
         mine = sorted((s for s in sites if (s.stack, s.attention) == (stack, attention)), key=lambda s: s.layer)
+        has_layers = any(site in reach[number] for number in of_layers for site in mine)
+        titles = ["LAYER", *["whole"] * has_layers, *(f"h{head}" for head in range(mine[0].num_heads))]
         table = []
         for site in mine:
+            whole = [[n + 1 for n in sorted(of_layers) if site in reach[n]]] * has_layers
             acting = [
-                [n + 1 for n, selected in reach.items() if head in selected.get(site, ())]
+                [n + 1 for n, selected in reach.items() if n not in of_layers and head in selected.get(site, ())]
                 for head in range(site.num_heads)
             ]
-            table.append([str(site.layer), *("+".join(map(str, numbers)) or "." for numbers in acting)])
-        yield f"{stack}, {'added heads' if attention == 'pal' else f'{attention}-attention'}", table
+            table.append([str(site.layer), *("+".join(map(str, numbers)) or "." for numbers in (*whole, *acting))])
+        yield f"{stack}, {'added heads' if attention == 'pal' else f'{attention}-attention'}", titles, table
 
 
 def needs_of(plan: Plan) -> list[dict[str, Any]]:

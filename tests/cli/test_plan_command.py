@@ -165,6 +165,21 @@ def test_with_a_model_show_lists_the_selected_heads(guide, files, scores):
     assert [line.split() for line in added.splitlines()] == [["LAYER", "h0", "h1"], ["0", "3", "."], ["1", "3", "."]]
 
 
+def test_guides_of_whole_layers_are_shown_on_no_head(guide):
+    Path("stream.toml").write_text(
+        '[[guide]]\npattern = "previous"\nmechanism = "mix"\nlayers = [0]\n\n'
+        '[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = [1]\n'
+    )
+    answer = guide("plan", "show", "stream.toml", "--model", "bert:2x2")
+    assert re.search(r"mix +encoder self +0 +whole layer ", answer.out)
+    _, grid = answer.out.split("the guides on each head, by number\n")
+    assert [line.split() for line in grid.splitlines()] == [
+        ["LAYER", "whole", "h0", "h1"],
+        ["0", "1", ".", "2"],
+        ["1", ".", ".", "2"],
+    ]
+
+
 def test_reach_as_json_names_stack_attention_layer_and_heads(guide):
     guides = json.loads(guide("plan", "show", "preset:ag", "--model", "roberta:2x4", "--json").out)["guides"]
     assert guides[1]["reach"] == [

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -218,6 +219,7 @@ def generate_command(
     )
     if mark and not writer.reads_marks():
         raise InputError("--mark, and no guide looks at what is marked", hint="--plan preset:pasta")
+    tell_once = cache(session.tell)
     search: dict[str, Any] = {"num_beams": config.beams, "do_sample": config.sample}
     if config.sample:
         import torch
@@ -225,8 +227,15 @@ def generate_command(
         torch.manual_seed(config.seed)
         search |= {"temperature": config.temperature, "top_p": config.top_p, "top_k": 0}
     for number, line in enumerate([text] if text != "-" else read_lines(sys.stdin.buffer, _invite(session, text)), 1):
+        if not writer.reads_marks() and Prompt.has_marks(line):
+            tell_once(
+                "no guide looks at what is marked, so << and >> are read as text; --plan preset:pasta steers by them"
+            )
         try:
             prompt = Prompt.parse(line, mark or ()) if writer.reads_marks() else Prompt(line)
+            room = writer.room_after(prompt)
+            if room is not None and room < config.max_new_tokens:
+                tell_once(f"the model has room for {room} tokens after the prompt, not for {config.max_new_tokens}")
             written = writer.write(prompt, max_new_tokens=config.max_new_tokens, **search)
         except InputError as error:
             if text == "-":

@@ -221,6 +221,8 @@ class Plan:
                 raise UnknownName("preset", name, presets())
             return cls.parse(presets()[name], source=text)
         path = Path(reference)
+        if not text:
+            raise PlanError("the plan has no name", hint=_PLANS)
         if not path.exists():
             near = difflib.get_close_matches(path.stem, presets(), n=1)
             raise PlanError(f"there is no plan {text!r}", hint=f"did you mean preset:{near[0]}?" if near else _PLANS)

@@ -58,6 +58,11 @@ class Prompt:
             spans += places
         return cls(bare, tuple(sorted(spans)))
 
+    @staticmethod
+    def has_marks(text: str) -> bool:
+        """Whether a text has a part between ``<<`` and ``>>``."""
+        return re.search("<<.*?>>", text, re.DOTALL) is not None
+
     def marked_tokens(self, offsets: Sequence[Span]) -> list[bool]:
         """Whether each token has a part in a marked span, given where the tokens start and end in the text."""
         return [any(a < end and start < b for start, end in self.marked) for a, b in offsets]
@@ -84,7 +89,7 @@ def encode_prompts(tokenizer: Any, texts: str | Sequence[str], marks: Sequence[s
         marks: strings that are marked wherever they stand in a prompt.
 
     Raises:
-        InputError: see `Prompt.parse`; a prompt is empty; or the tokenizer is not a fast one, or cannot pad several prompts.
+        InputError: see `Prompt.parse`; a prompt is empty; or the tokenizer is not a fast one.
 
     Example:
         >>> model.generate(**encode_prompts(tokenizer, "Answer in French. <<Be brief.>> What is a cat?"), max_new_tokens=40)
@@ -100,9 +105,9 @@ def encode_prompts(tokenizer: Any, texts: str | Sequence[str], marks: Sequence[s
         raise InputError("no prompt is given")
     if not all(lengths):
         raise InputError("the prompt is empty" if len(lengths) == 1 else "a prompt is empty")
-    width, pad_id = max(lengths), tokenizer.pad_token_id
-    if pad_id is None and min(lengths) < width:
-        raise InputError("the tokenizer has no padding token", hint="tokenizer.pad_token = tokenizer.eos_token")
+    width = max(lengths)
+    # any token can stand where the mask is 0, and GPT-2's tokenizer has none of its own for padding
+    pad_id = next(known for known in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if known is not None)
     rows: dict[str, list[list[Any]]] = {"input_ids": [], "attention_mask": [], "marked": []}
     for prompt, encoding, length in zip(prompts, encodings, lengths, strict=True):
         missing = width - length

@@ -51,6 +51,7 @@ def finished(
     columns: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     counts: Mapping[str, Any] | None = None,
+    init: str = "",
 ) -> Artifact:
     """A model artifact with these metrics, and no weights.
 
@@ -59,6 +60,7 @@ def finished(
         counts: further counts of the manifest.
         sequences: the content of its training sequences; several for several inputs.
         columns: further whole columns of the table.
+        init: the content of the model that it began from, if any.
     """
     whole = settings(seed) | {"plan": f"{plan}.toml", "device": "auto"} | dict(config or {})
     contents = [sequences] if isinstance(sequences, str) else sequences
@@ -66,6 +68,7 @@ def finished(
         role: {"kind": "sequences", "content": content}
         for role, content in zip(roles("sequences", len(contents)), contents, strict=True)
     } | {"plan": {"kind": "plan", "content": plan}}
+    inputs |= {"init": {"kind": "model", "content": init}} if init else {}
     recipe = digest([whole, inputs, next(_numbers)])
     manifest = {"stage": "pretrain", "stage_version": 1, "config": whole, "inputs": inputs}
     with store.build("model", recipe, manifest) as out:

@@ -103,7 +103,7 @@ def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) ->
     Runs one forward pass over two short sentences in evaluation mode, without gradients or random numbers.
     """
     canary, model_name = Canary(), type(model).__name__
-    with evaluating(model), torch.no_grad():
+    with evaluating(model), _knowing_padding(model.config), torch.no_grad():
         model(**_tiny_batch(model, sites), guidance=canary)
     calls = [module for module, _ in canary.calls]
     for module, module_sites in sites.items():
@@ -138,7 +138,7 @@ def used_parameters(
 ) -> set[nn.Parameter]:
     """The trainable parameters on which the outputs for a tiny batch depend; ``guide`` makes its guidance, if any."""
     batch = _tiny_batch(model, sites)
-    with evaluating(model), torch.enable_grad():
+    with evaluating(model), _knowing_padding(model.config), torch.enable_grad():
         output = model(**batch, **({"guidance": guide(batch)} if guide else {}))
     total = sum(value.float().sum() for value in output.values() if isinstance(value, Tensor) and value.requires_grad)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -174,6 +174,17 @@ def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ..
     if any(site.stack == "decoder" for own in sites.values() for site in own) and config.is_encoder_decoder:
         batch |= {"decoder_input_ids": ids, "decoder_attention_mask": mask, "use_cache": False}
     return batch
+
+
+@contextmanager
+def _knowing_padding(config: Any) -> Iterator[None]:
+    """A padding id where the configuration has none: without it, decoders classify only single texts."""
+    own = getattr(config, "pad_token_id", None)
+    config.pad_token_id = own or 0
+    try:
+        yield
+    finally:
+        config.pad_token_id = own
 
 
 @contextmanager

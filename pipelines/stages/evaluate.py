@@ -20,6 +20,7 @@ from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model
 from pipelines.progress import log
 from pipelines.stages import missing
+from pipelines.stages.floors import OWN_NGRAMS
 from pipelines.stages.reading import Reading
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
@@ -103,7 +104,9 @@ def _prepare(opening: Opening[Config]) -> None:
         # since version 2 seen examples and unknown labels are counted
         opening.stage = replace(opening.stage, version=2)
     if row.floors and config.floors:
-        if _rows(sequences, "train"):
+        if config.split == "train":
+            log.warning("%s: %s", sequences.reference, OWN_NGRAMS)
+        elif _rows(sequences, "train"):
             inputs["floors"] = _floors(row, opening)
         else:
             log.warning("%s has no training text to count, so there are no n-gram floors", sequences.reference)

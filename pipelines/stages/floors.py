@@ -16,6 +16,12 @@ from pipelines.engine.declaration import Stage
 from pipelines.engine.stage import Run
 from pipelines.inputs import Sequences
 
+OWN_NGRAMS = (
+    "the training text itself is measured, and its own n-grams would predict it too well, so there are no floors; sequences with a "
+    "validation split have them"
+)
+"""Why there are no floors on the training split."""
+
 
 class Config(stage.Config):
     """Which tokens are predicted."""

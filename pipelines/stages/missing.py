@@ -38,7 +38,7 @@ def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact
             if "shape" not in data.counts:
                 raise InputError(
                     f"{data.reference} has running text, not examples",
-                    hint="guide build-sequences DATASET TOKENIZER --packing examples",
+                    hint="guide build-dataset FILE, and give the dataset; or guide build-sequences DATASET TOKENIZER --packing examples",
                 )
         return opened.enter_context(store.load_input(data, "corpus")), data
     if data.kind != "corpus":

@@ -21,6 +21,7 @@ from pipelines.engine.stage import Run
 from pipelines.lazy import np
 from pipelines.probing.heads import number, share
 from pipelines.probing.probe import Findings, SequencesConfig, probe
+from pipelines.stages.floors import OWN_NGRAMS
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.tables import Columns
@@ -105,10 +106,7 @@ def measure(run: Run[Config]) -> Findings:
         raise InputError(f"{data.reference}: no token of {config.split!r} was predicted", hint="--limit 0")
     floors: dict[str, np.ndarray] = {}
     if config.split == "train":
-        run.warn(
-            f"{data.reference}: the training text itself is measured, and its own n-grams would predict it too well, so there are no"
-            " floors; sequences with a validation split have them"
-        )
+        run.warn(f"{data.reference}: {OWN_NGRAMS}")
     elif len(counted.places):
         estimates = counted.estimates(places)
         floors = {name: -np.log(estimate) for name, estimate in estimates.items()}

@@ -293,7 +293,8 @@ def _table(artifact: Artifact, config: Config) -> Table:
     notes: tuple[str, ...] = ()
     if "heads" in counts:
         worst, usual = counts["heads"]["most_needed"], share(counts["heads"]["pairs_right"])
-        notes = (f"without head {head_name(worst)}: {share(worst['accuracy'])}, of {usual} of all pairs",)
+        without = f"without head {head_name(worst)}, the one most needed, {share(worst['accuracy'])}"
+        notes = (f"of all pairs, the model is right about {usual}; {without}; heads.parquet has every head",)
     return Table(("paradigm", "pairs", "right", *names[1:]), rows, notes)
 
 

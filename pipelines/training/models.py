@@ -15,6 +15,8 @@ from pipelines.training.learner import Setup, folder_of
 from pipelines.training.model_checks import OFFSET_POSITIONS, check_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from guidance.plan import Plan
     from pipelines.training.objective import Objective
 
@@ -132,6 +134,7 @@ def build_model(setup: Setup, objective: type[Objective], plan: Plan, **fields: 
     torch.manual_seed(config.seed)  # for a new model, and for heads and adversaries that are added to an old one
     if init is not None:
         folder = folder_of(init)
+        _check_kind(folder, auto_class, objective)
         if getattr(config, "random_init", False):
             model = new_model(folder, auto_class, **fields)
         else:
@@ -159,6 +162,22 @@ def build_model(setup: Setup, objective: type[Objective], plan: Plan, **fields: 
 
         copy_embeddings(made, folder_of(setup.embeddings), tokenizer)
     return made
+
+
+def _check_kind(folder: Path, auto_class: Any, objective: type[Objective]) -> None:
+    """Raises InputError if a pre-training objective is not one for the kind of model in a folder."""
+    from transformers import AutoModelForCausalLM
+
+    from guidance.checkpoint import config_of
+
+    found = config_of(folder)
+    if objective.command != "pretrain" or type(found) in auto_class._model_mapping:
+        return
+    is_causal = type(found) in AutoModelForCausalLM._model_mapping
+    raise InputError(
+        f"{folder}: a {found.model_type}, which --objective {objective.name} does not train",
+        hint="--objective clm" if is_causal else "",
+    )
 
 
 def configuration(

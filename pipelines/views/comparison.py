@@ -234,6 +234,8 @@ def _differences(base: Curve, group: Group) -> list[str]:
     ours, theirs = base.origin, group.curves[0].origin
     both = ((ours.settings, theirs.settings), (ours.inputs, theirs.inputs))
     keys = {key for one, other in both for key in {*one, *other} if one.get(key) != other.get(key)}
+    if "init" in {*ours.inputs, *theirs.inputs}:  # its shape is that of the model it began from
+        keys -= {"architecture", "size"}
     return sorted(keys - {"continued_from"} - ({"seed"} if len(group.curves) > 1 else set()))
 
 

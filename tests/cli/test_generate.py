@@ -100,6 +100,17 @@ def test_prompts_come_from_a_pipe_and_continuations_leave_as_json(
     assert isinstance(first["text"], str)
 
 
+def test_marks_that_nothing_reads_and_a_lack_of_room_are_told_once(
+    work: SimpleNamespace, guide: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the <<value>> of\n1 << 3\n<<an>> object\n")))
+    done = guide("generate", work.plain.reference, "--store", work.store.root, "--max-new-tokens", 500, "--json")
+    assert done.code == 0, done.err
+    assert done.err.count("<< and >> are read as text") == 1
+    assert "the model has room for " in done.err
+    assert json.loads(done.out.splitlines()[0])["prompt"] == "the <<value>> of"
+
+
 def test_samples_follow_the_seed(work: SimpleNamespace, guide: Callable[..., Any]) -> None:
     def sample(seed: int) -> str:
         flags = ["--sample", "--seed", seed, "--store", work.store.root]

@@ -71,9 +71,15 @@ def test_a_model_generates_from_them() -> None:
     assert torch.equal(found[1:, 4:], model.generate(**alone, **search))
 
 
+def test_any_token_stands_for_padding_where_a_tokenizer_has_none() -> None:
+    padded = guidance.encode_prompts(words(), ["a cat", "a"])
+    assert padded["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
+    of_ends = guidance.encode_prompts(words(eos_token="cat"), ["a cat", "a"])["input_ids"]
+    assert of_ends[1, 0] == of_ends[0, 2]
+
+
 def test_wrong_prompts_and_tokenizers_are_refused() -> None:
     for tokenizer, texts, message in (
-        (words(), ["a cat", "a"], "no padding token"),
         (words(), "", "the prompt is empty"),
         (words(pad_token="<pad>"), ["a cat", ""], "a prompt is empty"),
         (words(), [], "no prompt"),

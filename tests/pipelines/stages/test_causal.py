@@ -151,8 +151,8 @@ def test_two_models_are_compared_sequence_by_sequence(shop: tuple[Store, Artifac
         compare_evaluations([one, measured(shop, trained, limit=2)], ["short", "few"])
 
 
-def test_a_causal_model_of_a_folder_is_continued_with_a_tokenizer_without_padding(
-    shop: tuple[Store, Artifact], tmp_path: Path
+def test_a_causal_model_of_a_folder_is_continued_and_fine_tuned_with_a_tokenizer_without_padding(
+    shop: tuple[Store, Artifact], labelled: dict[str, str], tmp_path: Path
 ) -> None:
     store, data = shop
     folder = tmp_path / "gpt2"
@@ -168,9 +168,21 @@ def test_a_causal_model_of_a_folder_is_continued_with_a_tokenizer_without_paddin
     continued = trainings.train(store, made, **CLM, steps=2, init=str(folder)).artifact
     assert AutoModelForCausalLM.from_pretrained(continued.path).config.model_type == "gpt2"
     assert evaluate.run(continued.reference, made.reference, evaluate.Config(split="valid"), store=store).artifact
+    assert json.loads((folder / "config.json").read_text())["pad_token_id"] is None
+    settings = finetune.Config(init=str(folder), epochs=1, batch_size=8)
+    tuned = finetune.run(labelled["tsv"], settings, store=store).artifact
+    assert json.loads((tuned.path / "config.json").read_text())["pad_token_id"] is not None
 
 
-def test_what_cannot_work_is_refused_by_name(shop: tuple[Store, Artifact], tmp_path: Path) -> None:
+def test_the_training_text_itself_has_no_floors(
+    shop: tuple[Store, Artifact], trained: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = evaluate.run(trained.reference, shop[1].reference, evaluate.Config(split="train"), store=shop[0]).artifact
+    assert "floors" not in found.manifest["inputs"]
+    assert "its own n-grams would predict it too well" in caplog.text
+
+
+def test_what_cannot_work_is_refused_by_name(shop: tuple[Store, Artifact], trained: Artifact, tmp_path: Path) -> None:
     sees_all = tmp_path / "bert"
     BertLMHeadModel(
         BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=60)
@@ -179,6 +191,9 @@ def test_what_cannot_work_is_refused_by_name(shop: tuple[Store, Artifact], tmp_p
         trainings.train(*shop, **CLM, steps=1, init=str(sees_all))
     with pytest.raises(InputError, match="bert: BertLMHeadModel: its tokens see later ones"):
         measured(shop, sees_all)
+    with pytest.raises(InputError, match="a llama, which --objective mlm does not train") as refused:
+        trainings.train(*shop, steps=1, init=trained.reference)
+    assert refused.value.hint == "--objective clm"
     for preset, message in (
         ("ag", "next names only later tokens, and a model that predicts them sees none; see preset:ag-causal"),
         ("mcmisp-bert", "logit_loss acts where a generator mis-predicts, and clm has none"),

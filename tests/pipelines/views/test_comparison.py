@@ -446,6 +446,14 @@ def test_settings_that_make_losses_incomparable_give_a_note(store: Store) -> Non
     assert found.rows[1].differs == ["valid_sequences"]  # the device is not part of the recipe
 
 
+def test_a_continued_run_does_not_differ_in_the_shape_that_its_model_has_already(store: Store) -> None:
+    shape = {"architecture": "llama", "size": "small"}
+    new = runs.finished(store, runs.metrics(PLAIN), config=shape).reference
+    continued = {"architecture": "auto", "size": "mini"}
+    more = runs.finished(store, runs.metrics(PLAIN), config=continued, init="new").reference
+    assert run([new, more], store).rows[1].differs == ["init"]
+
+
 @pytest.mark.parametrize(
     ("key", "values"), [("device", ("cpu", "cuda")), ("precision", ("bf16", "fp32")), ("processes", (1, 2))]
 )

@@ -119,6 +119,12 @@ report() {
   run report $runs --name "$(basename "$0" .sh)" "$@"
 }
 
+# page TITLE: a page about all that was kept, of a recipe that repeats no table or figure.
+page() {
+  # shellcheck disable=SC2086  # references are words
+  run report $runs --name "$(basename "$0" .sh)" --title "$1"
+}
+
 # pack NAME TEXT VOCABULARY LENGTH [flags of build-corpus]: $corpus, $tokenizer and $packed sequences of a text.
 pack() {
   _name=$1 _text=$2 _vocabulary=$3 _length=$4

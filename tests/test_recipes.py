@@ -24,7 +24,7 @@ from tests.recipes import RECIPES, cook
 Guide = Callable[..., Any]
 
 OF_PAPERS = sorted(RECIPES.glob("?-*.sh"))
-SCRIPTS = [*OF_PAPERS, RECIPES / "heads.sh"]
+SCRIPTS = [*OF_PAPERS, RECIPES / "continued.sh", RECIPES / "heads.sh"]
 WORDS = [
     "the",
     "keys",

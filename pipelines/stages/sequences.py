@@ -82,7 +82,8 @@ def _sizes(made: Artifact, config: Config) -> Table:
         f"{s} {counted(n['sequences'], 'sequence')}, {counted(n['tokens'], 'token')}"
         for s, n in made.counts["splits"].items()
     )
-    return Table(notes=["; ".join(splits)])
+    each = made.counts.get("tokens_per_word")
+    return Table(notes=["; ".join(splits) + (f"; {each:g} tokens to a word" if each else "")])
 
 
 STAGE = Stage(

@@ -5,6 +5,7 @@ Numpy works over tokens, a plain loop over sentences.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,11 +26,17 @@ def build(run: Run) -> None:
     corpus: Artifact = run.inputs["corpus"]
     encoder, counts = Encoder(run.inputs["tokenizer"]), counts_of_splits()
     empty = InputError(f"{corpus.reference} has no text that this tokenizer turns into tokens")
-    sequences = _sequences(run, corpus, encoder, counts)
+    of_text = Counter[str]()
+    sequences = _sequences(run, corpus, encoder, counts, of_text)
     write_sequences(run, {"tokenizer": encoder}, sequence_schema(), sequences, counts, empty)
+    if words := corpus.counts.get("words"):
+        run.out.counts["tokens_per_word"] = round(of_text.total() / words, 2)
 
 
-def _sequences(run: Run, corpus: Artifact, encoder: Encoder, counts: Counts) -> Iterator[tuple[str, Packed, list[Any]]]:
+def _sequences(
+    run: Run, corpus: Artifact, encoder: Encoder, counts: Counts, of_text: Counter[str]
+) -> Iterator[tuple[str, Packed, list[Any]]]:
+    """Some sequences of a split at a time; ``of_text`` counts the tokens of each split that are not special."""
     crosses, packers = run.config.packing == "full-sentences", dict[str, Packer]()
     with run.progress.task("sequences", total=corpus.counts.get("characters") or None, unit="chars") as bar:
         for blocks, encodings in _encoded_ahead(encoder, corpus):
@@ -40,6 +47,7 @@ def _sequences(run: Run, corpus: Artifact, encoder: Encoder, counts: Counts) -> 
                 chosen = splits == number
                 if not chosen.any():
                     continue
+                of_text[split] += int(chosen.sum())
                 if split not in packers:
                     packers[split] = Packer(run.config.max_length, encoder.begin, encoder.separator, crosses)
                 if packed := packers[split].add(tokens if chosen.all() else tokens.at(chosen)):

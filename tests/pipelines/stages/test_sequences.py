@@ -38,6 +38,15 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
+@pytest.mark.parametrize("packing", ["full-sentences", "document"])
+def test_tokens_to_a_word_leave_out_special_ones(store: Store, packing: Any) -> None:
+    text = make_corpus(store, {"a.txt": "one two. three four five.", "b.txt": "six."}).reference
+    words = tokenizer.run(text, tokenizer.Config(kind="word", vocab_size=40, min_frequency=1), store=store).reference
+    made = sequences.run(text, words, sequences.Config(max_length=8, packing=packing), store=store).artifact
+    tokens = sum(row["special"].count(False) for row in rows_of(made))
+    assert made.counts["tokens_per_word"] == round(tokens / 6, 2) == 1.5
+
+
 def make_corpus(store: Store, texts: dict[str, str], **settings: Any) -> Artifact:
     folder = store.root.parent / "in"
     folder.mkdir(exist_ok=True)

@@ -192,6 +192,12 @@ class BeforeCall:
                 f"the cache holds {length} tokens that were read without the plan of this model",
                 hint="begin with an empty cache, or give all tokens without one",
             )
+        fades = any(guide.fades for guide in self.handle.fading.values())
+        if fades and prefix.progress != self.handle.progress:
+            raise InputError(
+                f"the cache holds {length} tokens that were read at another step of training, and guides fade in its course",
+                hint="begin with an empty cache",
+            )
         if prefix.length != length:
             raise InputError(
                 f"the cache holds {length} tokens, and was filled with {prefix.length}",
@@ -288,7 +294,8 @@ def keep_prefix(model: nn.Module, args: Any, kwargs: Mapping[str, Any], output: 
         values = output.values() if isinstance(output, Mapping) else output
         cached = next((own for value in values if (own := cache_of(value)) is not None), None)
         if cached is not None:
-            keep(cached, guidance.guided.plan, guidance.tokens["decoder"], guidance.kept)
+            guided = guidance.guided
+            keep(cached, guided.plan, guided.progress, guidance.tokens["decoder"], guidance.kept)
 
 
 def keep_source(encoder: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:

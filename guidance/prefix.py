@@ -22,15 +22,17 @@ from guidance.sites import Site
 
 @dataclass(frozen=True)
 class States:
-    """States of tokens, one after the other, and room for more: one more token does not copy all earlier ones.
+    """States of tokens, one after the other, perhaps with room for more: then one more token does not copy all earlier ones.
 
     Attributes:
-        room_BCx: the states, and after them memory that only the last of these objects may write to.
+        memory_BCx: the states, and after them memory that nothing uses yet.
         length: how many tokens there are, T.
+        filled: a list with the number of tokens in the memory, which all that share it know; None where the memory is not ours.
     """
 
-    room_BCx: Tensor
+    memory_BCx: Tensor
     length: int
+    filled: list[int] | None = None
 
     @classmethod
     def of(cls, states_BTx: Tensor) -> States:
@@ -38,26 +40,26 @@ class States:
 
     def last(self, count: int | None = None) -> Tensor:
         """The states of the last tokens, or of all, (B, T, …)."""
-        return self.room_BCx[:, 0 if count is None else max(0, self.length - count) : self.length]
+        return self.memory_BCx[:, 0 if count is None else max(0, self.length - count) : self.length]
 
     def before(self, new_BQx: Tensor) -> States:
-        """These and then those of new tokens."""
-        room, length = self.room_BCx, self.length + new_BQx.shape[1]
-        has_gradient = torch.is_grad_enabled() and (room.requires_grad or new_BQx.requires_grad)
-        is_closed = room.is_inference() and not torch.is_inference_mode_enabled()
-        if has_gradient or is_closed or room.dtype != new_BQx.dtype:
-            return States.of(torch.cat([self.last(), new_BQx], dim=1))
-        if length > room.shape[1]:
-            room = room.new_empty(len(room), length + max(64, length // 4), *room.shape[2:])
-            room[:, : self.length] = self.last()
-        room[:, self.length : length] = new_BQx
-        return States(room, length)
+        """These and then those of new tokens.
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> States:
-        """The same with another batch, or without its last tokens."""
-        states_BTx = change(self.last())
-        is_shorter = len(states_BTx) == len(self.room_BCx) and states_BTx.data_ptr() == self.room_BCx.data_ptr()
-        return States(self.room_BCx, states_BTx.shape[1]) if is_shorter else States.of(states_BTx)
+        They are written behind these, unless others have written there, as after a fork of a cache, or a gradient may need what was there.
+        """
+        if torch.is_grad_enabled():
+            return States.of(torch.cat([self.last(), new_BQx], dim=1))
+        memory, length, filled = self.memory_BCx, self.length + new_BQx.shape[1], self.filled
+        dtype = torch.promote_types(memory.dtype, new_BQx.dtype)
+        is_closed = memory.is_inference() and not torch.is_inference_mode_enabled()
+        has_room = filled == [self.length] and length <= memory.shape[1] and memory.dtype == dtype and not is_closed
+        if filled is None or not has_room:
+            shape = (len(memory), length + max(64, length // 4), *memory.shape[2:])
+            memory, filled = memory.new_empty(shape, dtype=dtype), [self.length]
+            memory[:, : self.length] = self.last()
+        memory[:, self.length : length] = new_BQx
+        filled[0] = length
+        return States(memory, length, filled)
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,12 @@ class Prefix:
     """The tokens that a cache was filled with, as one plan has read them.
 
     Attributes:
+        progress: how far training was, if guides fade.
         states: by site and place, the states of the tokens before `mix` changed them; values after it did.
     """
 
     plan: Plan
+    progress: tuple[int, int] | None
     tokens: Tokens
     states: Mapping[tuple[Site, str], States] = field(default_factory=dict)
 
@@ -81,7 +85,7 @@ class Prefix:
         """The same with all tensors changed."""
         tokens = self.tokens
         columns = {name: change(column) for name, column in tokens.columns.items()}
-        states = {key: states.changed(change) for key, states in self.states.items()}
+        states = {key: States.of(change(states.last())) for key, states in self.states.items()}
         return replace(self, tokens=_tokens(_ids(tokens, change), change(tokens.valid_BT), columns), states=states)
 
     def before(self, new: Tokens) -> Tokens:
@@ -167,11 +171,17 @@ def prefix_of(cached: Cache) -> Prefix | None:
     return cached.guide_prefix if isinstance(cached, KeepsPrefix) else None
 
 
-def keep(cached: Cache, plan: Plan, tokens: Tokens, states: Mapping[tuple[Site, str], States]) -> None:
+def keep(
+    cached: Cache,
+    plan: Plan,
+    progress: tuple[int, int] | None,
+    tokens: Tokens,
+    states: Mapping[tuple[Site, str], States],
+) -> None:
     """Let a cache keep what it was filled with; see `Prefix`."""
     if not isinstance(cached, KeepsPrefix):
         kind: Any = type(cached)
         cached.__class__ = _keeping(kind)
     # tables belong to the model, and features of pairs are not known between tokens of two calls
     columns = {name: column for name, column in tokens.columns.items() if column.dim() == 2}
-    cached.guide_prefix = Prefix(plan, _tokens(_ids(tokens), tokens.valid_BT, columns), states)  # type: ignore[attr-defined]
+    cached.guide_prefix = Prefix(plan, progress, _tokens(_ids(tokens), tokens.valid_BT, columns), states)  # type: ignore[attr-defined]

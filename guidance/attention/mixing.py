@@ -51,7 +51,8 @@ def mixed(
     states = States.of(states_BQx) if earlier is None else earlier.before(states_BQx)
     if guidance.kept is not None:  # all of them: a cache may drop again what several calls have added
         guidance.kept[site, place] = states
-    return _with(states.last(None if reach is None else reach + queries), queries, scope, shifts, others)
+    result = _with(states.last(None if reach is None else reach + queries), queries, scope, shifts, others)
+    return result.to(states_BQx.dtype)  # a cache may have been filled in another type
 
 
 def mixed_values(
@@ -138,7 +139,8 @@ def _with(states_BTx: Tensor, queries: int, scope: AttentionScope, shifts: Shift
         if heads is None:
             result = result + weight * matrix.of(seen)
         else:
-            result = result.index_add(2, heads, weight * matrix.of(seen.index_select(2, heads)))
+            added = weight * matrix.of(seen.index_select(2, heads))
+            result = result.index_add(2, heads, added.to(result.dtype))
     return result
 
 

@@ -14,6 +14,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 
 from guidance.errors import InputError
 from guidance.guide import Guide
+from guidance.guided_model import leading
 from guidance.patterns.catalogue import PATTERNS, register_pattern
 from guidance.patterns.features import FEATURES, register_feature
 from guidance.plan import Plan
@@ -260,6 +261,89 @@ def test_what_happens_to_a_cache_happens_to_what_it_keeps() -> None:
     cached.reset()
     found = model(**arguments("llama", full, 0, 9), past_key_values=cached).logits
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-9)
+
+
+def forked(cached: Cache) -> Cache:
+    """A cache with layers of its own, which shares all tensors."""
+    fork = copy.copy(cached)
+    fork.layers = [copy.copy(layer) for layer in cached.layers]
+    return fork
+
+
+@torch.no_grad()
+def test_forks_of_a_cache_continue_in_their_own_ways() -> None:
+    """States of new tokens are written behind those of earlier ones, and two forks share these."""
+    model = guided("llama", EVERYTHING)
+    first = batch((9, 9, 9))
+    second = {**first, "input_ids": torch.cat([first["input_ids"][:, :6], first["input_ids"][:, :3]], dim=1)}
+    cached = DynamicCache()
+    for start, stop in ((0, 5), (5, 6)):
+        model(**arguments("llama", first, start, stop), past_key_values=cached)
+    other = forked(cached)
+    found: dict[str, list[Tensor]] = {"first": [], "second": []}
+    for start in (6, 7, 8):
+        for name, text, own in (("first", first, cached), ("second", second, other)):
+            found[name].append(model(**arguments("llama", text, start, start + 1), past_key_values=own).logits)
+    for name, text in (("first", first), ("second", second)):
+        expected = model(**text).logits[:, 6:]
+        torch.testing.assert_close(torch.cat(found[name], dim=1), expected, rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
+def test_what_a_model_read_and_returned_is_never_written_to() -> None:
+    model, full = guided("llama", EVERYTHING), batch((9, 9, 9))
+    handle, read = leading(model), {"output_hidden_states": True}
+    embedded = model.get_input_embeddings()(full["input_ids"][:, :6]).clone()
+    given, cached = embedded.clone(), DynamicCache()
+    made = handle.at_inference(**arguments("llama", full, 0, 6))["guidance"]
+    states = model(
+        inputs_embeds=given, attention_mask=full["attention_mask"][:, :6], past_key_values=cached, guidance=made, **read
+    ).hidden_states
+    kept = [each.clone() for each in states]
+    cached.crop(-3)
+    model(**arguments("llama", full.copy() | {"input_ids": full["input_ids"].flip(1)}, 3, 5), past_key_values=cached)
+    assert torch.equal(given, embedded)
+    assert all(map(torch.equal, states, kept))
+
+
+@pytest.mark.parametrize("pieces", [(5, 4), (4, 3, 2)])
+def test_gradients_reach_weights_through_a_cache_in_several_pieces(pieces: tuple[int, ...]) -> None:
+    plan = Plan((row("mix", "previous", of=["stream"]), row("mix", "previous", 0, 2, of=["value"])))
+    full, found = batch((9, 9, 9)), []
+    for sizes in ((9,), pieces):
+        model, start, logits = guided("gpt2", plan), 0, []
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(".guided." in name)
+        cached = DynamicCache()
+        for size in sizes:
+            logits.append(model(**arguments("gpt2", full, start, start + size), past_key_values=cached).logits)
+            start += size
+        torch.cat(logits, dim=1).square().sum().backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert any("mix" in name for name in found[0])
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-6, atol=1e-8)
+
+
+@torch.no_grad()
+def test_a_cache_in_single_precision_is_continued_under_autocast() -> None:
+    model, _ = installed("gpt2", Plan((row("mix", "first", 0, 2, of=["query", "output"]),)))
+    full, cached = batch((9, 9, 9)), DynamicCache()
+    model(**arguments("gpt2", full, 0, 5), past_key_values=cached)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(**arguments("gpt2", full, 5, 9), past_key_values=cached).logits
+    torch.testing.assert_close(found.float(), model(**full).logits[:, 5:], rtol=0.1, atol=0.3)
+
+
+@torch.no_grad()
+def test_a_cache_is_not_continued_at_another_step_of_training() -> None:
+    model, handle = installed("gpt2", Plan((row("mix", "previous", of=["value"], learn=False, schedule="linear"),)))
+    full, cached = batch((9, 9, 9)), DynamicCache()
+    handle.advance(2, 10)
+    model(**arguments("gpt2", full, 0, 5), past_key_values=cached)
+    handle.advance(3, 10)
+    with pytest.raises(InputError, match="at another step of training"):
+        model(**arguments("gpt2", full, 5, 9), past_key_values=cached)
 
 
 @torch.no_grad()

@@ -97,6 +97,11 @@ def compare_runs(
     with contextlib.suppress(InputError):
         kind = session.store.find(baseline).parent.name
     if kind in ("evaluation", "search"):
+        if group:
+            raise InputError(
+                f"--group is for training runs, not for a {kind}",
+                hint="guide report groups what differs in its seed alone",
+            )
         return _compare_results(session, kind, references)
     compared = comparison.run(
         references,
@@ -154,7 +159,10 @@ def _compare_settings(session: Session, reference: str) -> None:
         lines += ["", *table(pair.titles, pair.cells)]
     session.answer(facts, lines)
     if not tests:
-        session.tell("differences are tested where several settings have several seeds: --seeds 3")
+        session.tell(
+            "differences are tested where several settings have several seeds and were measured on the test split:"
+            " guide search --seeds 3 --test-every"
+        )
 
 
 def _compare_results(session: Session, kind: str, references: list[str]) -> None:

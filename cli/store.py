@@ -252,7 +252,8 @@ def remove(
     if not force:
         _refuse_if_needed(store, folders)
     for folder in dict.fromkeys(folders):
-        removal.remove(store, folder)
+        if names := removal.remove(store, folder):
+            session.tell(f"{folder.parent.name}/{folder.name} was {', '.join(map(str, names))}")
     for folder in dict.fromkeys(unfinished):
         removal.remove_unfinished(store, folder)
     removed = [f"{folder.parent.name}/{folder.name}" for folder in dict.fromkeys([*folders, *unfinished])]

@@ -66,7 +66,7 @@ def overview() -> Iterator[str]:
     stage = groups["Data"]["build-corpus"]
     yield from ("### Flags of every command", "")
     yield from flags(stage, stage.shared)
-    yield "`--name`, `--force` and `--wait` belong to the commands that write an artifact."
+    yield "`--name`, `--force` and `--wait` belong to the commands that write an artifact, `--dry-run` to these and to `compare` and `report`."
 
 
 def reference() -> dict[str, list[str]]:

@@ -55,7 +55,7 @@ def paired_t(differences: Sequence[float], *, shared_folds: bool = False, confid
     n = len(values)
     effect = float(values.mean()) if n else float("nan")
     name = "corrected paired t-test" if shared_folds else "paired t-test"
-    if n < 2:
+    if n < 2 or (effect and np.ptp(values) == 0):  # equal differences leave nothing to estimate chance from
         return Difference(name, effect, float("nan"), float("nan"), float("nan"), n)
     share = 1 / n + (1 / (n - 1) if shared_folds else 0)
     error = float(values.std(ddof=1)) * share**0.5

@@ -288,7 +288,7 @@ Written by
 guide export {shlex.quote(reference)} FOLDER --standalone
 ```
 
-The licence of the weights: {about}. The code in `modeling_guided.py` is under the Apache License, Version 2.0. What the plan says as a
+{_data(source)}The licence of the weights: {about}. The code in `modeling_guided.py` is under the Apache License, Version 2.0. What the plan says as a
 file:
 
 ```toml
@@ -322,10 +322,19 @@ def _is_combination(pattern: Any) -> bool:
     return isinstance(pattern, Mapping) and "name" not in pattern
 
 
+def _text_of_card(source: Path) -> str:
+    card = source / "README.md"
+    return card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+
+
+def _data(source: Path) -> str:
+    """What a card that guide has written says about the data that a model was trained on."""
+    found = re.search(r"^## Data\n\n(- .*?)\n\n", _text_of_card(source), re.S | re.M)
+    return f"The data that the model was trained on, and their licences:\n\n{found[1]}\n\n" if found else ""
+
+
 def _licence(source: Path) -> str | None:
     """The licence that the model card of a folder states in its metadata block."""
-    card = source / "README.md"
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    block = re.match(r"---\n(.*?)\n---\n", text, re.S)
+    block = re.match(r"---\n(.*?)\n---\n", _text_of_card(source), re.S)
     found = re.search(r"^license: *[\"']?([\w.+-]+)[\"']? *$", block[1], re.M) if block else None
     return found[1] if found and found[1] != "other" else None

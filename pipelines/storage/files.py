@@ -62,8 +62,8 @@ def machine_error(action: str, error: OSError) -> MachineError:
         errno.ENOSPC: "free some space, or choose another store with --store or GUIDE_STORE",
         errno.EDQUOT: "your quota is used up; choose another store with --store or GUIDE_STORE",
         errno.EFBIG: "raise the file size limit (ulimit -f)",
-        errno.EROFS: "the file system is read-only; choose another store with --store or GUIDE_STORE",
-        errno.EACCES: "no permission; choose another store with --store or GUIDE_STORE",
+        errno.EROFS: "the file system is read-only; another store is chosen with --store or GUIDE_STORE",
+        errno.EACCES: "write to another folder; another store is chosen with --store or GUIDE_STORE",
         errno.EMFILE: "too many open files; raise ulimit -n",
         errno.ENOLCK: "this file system does not support locks (flock); put the store on one that does",
     }
@@ -81,13 +81,14 @@ class DigestWriter(io.RawIOBase):
         sha256: their digest, in hexadecimal.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, called: Path | None = None) -> None:
+        """``called`` is its name in messages, if it is written under another."""
         super().__init__()
         self.path = path
         self.size = 0
         self._hash = hashlib.sha256()
         self._fd = -1
-        with machine_errors(f"cannot create {path}"):
+        with machine_errors(f"cannot create {called or path}"):
             failpoint("open")
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
@@ -159,7 +160,7 @@ def write_file(path: Path, data: bytes) -> None:
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     try:
-        with DigestWriter(temporary) as file:
+        with DigestWriter(temporary, called=path) as file:
             file.write(data)
         with machine_errors(f"cannot save {path}"):
             failpoint("rename")

@@ -13,18 +13,25 @@ from guidance.errors import InputError
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import Lock, machine_errors
 from pipelines.storage.manifest import ID_LENGTH, MANIFEST, MANIFEST_LIMIT, ArtifactInUse, ArtifactMissing
+from pipelines.storage.names import Name
 from pipelines.storage.store import Store
 
 
-def remove(store: Store, folder: Path) -> None:
-    """Remove an artifact of the store, damaged or not, together with its names.  Raises ArtifactInUse if a process is
-    reading it, and ArtifactMissing if the folder is not an artifact of this store, or is gone already."""
+def remove(store: Store, folder: Path) -> list[Name]:
+    """Remove an artifact of the store, damaged or not, together with its names, which are returned.  Raises ArtifactInUse if a
+    process is reading it, and ArtifactMissing if the folder is not an artifact of this store, or is gone already."""
     kind, recipe = folder.parent.name, folder.name
     if folder != store.root / kind / recipe or not store.is_folder(folder) or not os.path.lexists(folder):
         raise ArtifactMissing(f"{str(folder)!r} is not an artifact in the store {store.root}")
     _discard(store, folder, f"{kind}/{recipe}")
-    store.remove_names(lambda name: (name.kind, name.recipe[:ID_LENGTH]) == (kind, recipe))
+
+    def is_its_own(name: Name) -> bool:
+        return (name.kind, name.recipe[:ID_LENGTH]) == (kind, recipe)
+
+    names = [name for name in store.names() if is_its_own(name)]
+    store.remove_names(is_its_own)
     store.sweep()
+    return names
 
 
 def remove_unfinished(store: Store, folder: Path) -> None:

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from guidance.errors import InputError, counted
 from pipelines.engine.stage import Files, file_digest
 from pipelines.storage.files import machine_errors
+from pipelines.text.line_layout import SAMPLE, beginning, check_not_columns
 from pipelines.text.readers import known_extension, read_small
 
 STDIN = "-"
@@ -85,6 +86,8 @@ def expand(
                     elif any_kind or known_extension(path.name):
                         _add(sources, path, Path(path.name), seen)
                     else:
+                        with path.open("rb") as file:
+                            check_not_columns(beginning(file.read(4 * SAMPLE), "utf-8"), str(path))
                         raise InputError(f"{str(path)!r}: unknown kind of file", hint="name its format with --format")
         if not sources.paths and not sources.builtin:
             number = sources.skipped

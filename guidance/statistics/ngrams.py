@@ -232,16 +232,21 @@ def _mix(weights: Floats, seen: Ints, with_word: Ints, before: Floats) -> Floats
 
 
 def unigram_nats(counted: Ints, read: Ints, ordinary: Ints) -> float | None:
-    """The cross-entropy of ids under the frequencies of others, in nats: what word frequencies alone give.
+    """The cross-entropy of ids under the frequencies of others, in nats: the first floor, of what word frequencies alone give.
 
-    A quick estimate of the first floor, with one added to each count; ids that are not ordinary are left out.  None if there is
-    nothing to count or to read.
+    Its weight is fitted to the last tenth of what is counted.  Ids that are not ordinary are left out.  None if there is nothing to
+    count or to read.
     """
-    size = int(ordinary.max(initial=0)) + 1
-    known, wanted = (counts_below(size, ids)[ordinary].astype(np.float64) for ids in (counted, read))
+    size, most = int(ordinary.max(initial=0)) + 1, max(1, min(len(counted) // 10, _PART))
+    numbers = (counts_below(size, ids)[ordinary] for ids in (counted[:-most], counted[-most:], read))
+    others, held, wanted = numbers
+    known = others + held
     if not known.sum() or not wanted.sum():
         return None
-    return float(-(wanted @ np.log((known + 1) / (known + 1).sum())) / wanted.sum())
+    each = np.repeat(others / max(1, others.sum()), held)
+    (weight,) = fit_weights(each, np.full(len(each), 1 / len(ordinary)), np.zeros(len(each), np.int64), most=1)
+    estimate = weight * known / known.sum() + (1 - weight) / len(ordinary)
+    return float(-(wanted @ np.log(estimate)) / wanted.sum())
 
 
 def counts_below(size: int, ids: NDArray[Any]) -> Ints:

@@ -31,7 +31,7 @@ th, td { padding: .3rem .7rem; text-align: right; white-space: nowrap }
 th:first-child, td:first-child { padding-left: 0 }
 td.words, th.words { text-align: left }
 td.long { white-space: normal; min-width: 14rem }
-thead th { border-bottom: 2px solid var(--ink); font-weight: 600; vertical-align: bottom; white-space: normal; max-width: 11rem }
+thead th { border-bottom: 2px solid var(--ink); font-weight: 600; vertical-align: bottom; white-space: normal; max-width: 11rem; overflow-wrap: break-word }
 tbody tr { border-bottom: 1px solid var(--line) }
 tr.marked { background: var(--tint); font-weight: 600 }
 figure { margin: 1rem 0 1.5rem }

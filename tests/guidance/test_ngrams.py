@@ -200,11 +200,17 @@ def test_inputs_are_not_changed_and_nothing_to_predict_is_an_error() -> None:
         floors(rows, np.zeros(len(rows), bool), places(*read), places([[1]], [[-100]]), 5)
 
 
-def test_word_frequencies_alone_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the ordinary ids 0 and 1 there are two and one, with one added to each: 3/5 and 2/5.  The id 2 does not count."""
-    counted, read, ordinary = (np.array(ids) for ids in ([0, 2, 0, 1, 2], [1, 0, 2, 1], [0, 1]))
-    expected = -(math.log(3 / 5) + 2 * math.log(2 / 5)) / 3
-    for part in (1, 2, 100):
-        monkeypatch.setattr(ngrams, "_PART", part)
-        assert ngrams.unigram_nats(counted, read, ordinary) == pytest.approx(expected)
-    assert ngrams.unigram_nats(counted[:0], read, ordinary) is None
+def test_word_frequencies_alone_are_the_first_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weight is fitted to the last tenth.  The id 0 is special, and does not count."""
+    rows, read, ordinary = drawn(1, 40), drawn(2, 8), np.arange(1, 9)
+    counted = np.concatenate([np.array(row) for row in rows])
+    is_word = counted > 0
+    is_held = np.arange(len(counted)) >= len(counted) - len(counted) // 10
+    every = Places.of(counted, counted, np.array([0, len(counted)]), is_word, EDGE)
+    fitted = Places.of(counted, counted, np.array([0, len(counted)]), is_word & is_held, EDGE)
+    expected = floors(every, is_held[is_word], fitted, places(read), len(ordinary))["unigram"]
+    asked_for = np.concatenate([np.array(row) for row in read])
+    assert ngrams.unigram_nats(counted, asked_for, ordinary) == pytest.approx(expected)
+    monkeypatch.setattr(ngrams, "_PART", 50)
+    assert ngrams.unigram_nats(counted, asked_for, ordinary) == pytest.approx(expected)
+    assert ngrams.unigram_nats(counted[:0], asked_for, ordinary) is None

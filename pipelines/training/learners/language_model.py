@@ -86,10 +86,14 @@ class LanguageModel(Learner):
 
     @cached_property
     def floor(self) -> float | None:
-        """The loss that word frequencies alone give, on the sequences that are validated."""
+        """The loss that word frequencies alone give, on the tokens that are predicted in validation."""
+        return unigram_nats(self.splits["train"].ids, self.validated_ids(), self.words)
+
+    def validated_ids(self) -> np.ndarray:
+        """The ids that are predicted in validation, perhaps among special tokens."""
         valid = self.splits["valid"]
-        read = valid.ids[: int(valid.lengths[: self.num_valid].sum())]
-        return unigram_nats(self.splits["train"].ids, read, self.words)
+        ids: np.ndarray = valid.ids[: int(valid.lengths[: self.num_valid].sum())]
+        return ids
 
     def counts(self, batch: MaskedBatch) -> dict[str, float]:
         guidance = self.guide(self.tensors(batch)) if self.guided.on_scores else None

@@ -16,7 +16,7 @@ from guidance.objectives.replaced_token import Unigram, uniform_numbers
 from guidance.objectives.selection import put_at
 from pipelines.training.learner import ModelFolder, Setup
 from pipelines.training.learners.generator import Generator, Pair, build_generator
-from pipelines.training.learners.guided import Inputs
+from pipelines.training.learners.guided import VALID_BATCH, VALID_EPOCH, Inputs
 from pipelines.training.learners.language_model import LanguageModel, check_packing
 from pipelines.training.learners.masked_batches import FilledBatch, MaskedBatch
 from pipelines.training.model_checks import check_lengths
@@ -50,6 +50,14 @@ class MaskedLM(LanguageModel):
         pairs = [self.masker(rows[i], seed=self.seed, epoch=epoch, example=i) for epoch, i in examples]
         columns = {name: [rows.column(name, i) for _, i in examples] for name in rows.columns}
         return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], columns, examples)
+
+    def validated_ids(self) -> np.ndarray:
+        labels = [np.empty(0, np.int64)]
+        for start in range(0, self.num_valid, VALID_BATCH):
+            numbers = range(start, min(start + VALID_BATCH, self.num_valid))
+            labels += self.prepare([(VALID_EPOCH, number) for number in numbers], "valid").labels
+        read = np.concatenate(labels)
+        return read[read != IGNORED]
 
     def distributions(self, model: nn.Module, inputs: Inputs, guidance: BatchGuidance) -> tuple[Any, Tensor, Tensor]:
         """A forward pass, and what an attack on it is judged by: the logits of the predicted tokens, (N, classes), and the

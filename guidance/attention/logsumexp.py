@@ -282,6 +282,8 @@ def _places(span: Span, mask_B1QK: Tensor | None) -> tuple[tuple[slice, ...], tu
 LN2 = math.log(2)
 BLOCK_ENTRIES = 1 << 18
 """The scores of a block of `AttentionWithSquares`, in numbers: few enough for the caches of a core."""
+FEWEST_ROWS = 128
+"""With fewer queries of a head, products of matrices take longer."""
 
 
 class AttentionWithSquares(torch.autograd.Function):
@@ -309,17 +311,17 @@ class AttentionWithSquares(torch.autograd.Function):
         wide_query, wide_key, wide_value = query.to(dtype) * (scale / LN2), key.to(dtype), value.to(dtype)
         output = torch.zeros_like(query)
         bits_BhQ, squares_BhQ = query.new_zeros(2, *query.shape[:3], dtype=dtype)
-        for example, rows, keys in _blocks(query, key, is_causal, spans):
-            bits_hRK = wide_query[example, :, rows] @ wide_key[example, :, keys].mT
+        for example, heads, rows, keys in _blocks(query, key, is_causal, spans):
+            bits_hRK = wide_query[example, heads, rows] @ wide_key[example, heads, keys].mT
             _hide(bits_hRK, allowed_BQK, is_causal, example, rows, keys)
             highest_hR1 = bits_hRK.amax(-1, keepdim=True)
             powers_hRK = bits_hRK.sub_(highest_hR1).exp2_()
             sums_hR1 = powers_hRK.sum(-1, keepdim=True)
-            bits_BhQ[example, :, rows] = (highest_hR1 + sums_hR1.log2()).squeeze(-1)
-            squares_BhQ[example, :, rows] = (
+            bits_BhQ[example, heads, rows] = (highest_hR1 + sums_hR1.log2()).squeeze(-1)
+            squares_BhQ[example, heads, rows] = (
                 torch.linalg.vector_norm(powers_hRK, dim=-1) / sums_hR1.squeeze(-1)
             ).square()
-            output[example, :, rows] = (powers_hRK @ wide_value[example, :, keys]) / sums_hR1
+            output[example, heads, rows] = (powers_hRK @ wide_value[example, heads, keys]) / sums_hR1
         lse_BhQ = LN2 * bits_BhQ
         ctx.save_for_backward(query, key, value, bits_BhQ, squares_BhQ, allowed_BQK)
         ctx.is_causal, ctx.scale, ctx.spans = is_causal, scale, spans
@@ -339,18 +341,19 @@ class AttentionWithSquares(torch.autograd.Function):
         added_BhQ = grad_lse - twice * squares_BhQ
         grad_query = torch.zeros_like(wide_query)
         grad_key, grad_value = torch.zeros_like(wide_key), torch.zeros_like(wide_value)
-        for example, rows, keys in _blocks(query, key, ctx.is_causal, ctx.spans):
-            grad_hRD = grad[example, :, rows]
-            bits_hRK = wide_query[example, :, rows] @ wide_key[example, :, keys].mT
+        for example, heads, rows, keys in _blocks(query, key, ctx.is_causal, ctx.spans):
+            grad_hRD = grad[example, heads, rows]
+            bits_hRK = wide_query[example, heads, rows] @ wide_key[example, heads, keys].mT
             _hide(bits_hRK, allowed_BQK, ctx.is_causal, example, rows, keys)
-            attention_hRK = bits_hRK.sub_(bits_BhQ[example, :, rows, None]).exp2_()
-            grad_value[example, :, keys].baddbmm_(attention_hRK.mT, grad_hRD)
-            grad_hRK = grad_hRD @ wide_value[example, :, keys].mT
-            of_output_hR = torch.linalg.vecdot(grad_hRK, attention_hRK)  # G O: the output itself need not be kept
-            grad_hRK.sub_((of_output_hR - added_BhQ[example, :, rows]).unsqueeze(-1))
-            grad_hRK.addcmul_(attention_hRK, twice[example, :, rows, None]).mul_(attention_hRK)
-            grad_query[example, :, rows] = grad_hRK @ wide_key[example, :, keys]
-            grad_key[example, :, keys].baddbmm_(grad_hRK.mT, wide_query[example, :, rows])
+            attention_hRK = bits_hRK.sub_(bits_BhQ[example, heads, rows, None]).exp2_()
+            grad_value[example, heads, keys].baddbmm_(attention_hRK.mT, grad_hRD)
+            grad_hRK = grad_hRD @ wide_value[example, heads, keys].mT
+            # G O: the output itself need not be kept; `vecdot` takes longer
+            of_output_hR = torch.einsum("hrk,hrk->hr", grad_hRK, attention_hRK)
+            grad_hRK.sub_((of_output_hR - added_BhQ[example, heads, rows]).unsqueeze(-1))
+            grad_hRK.addcmul_(attention_hRK, twice[example, heads, rows, None]).mul_(attention_hRK)
+            grad_query[example, heads, rows] = grad_hRK @ wide_key[example, heads, keys]
+            grad_key[example, heads, keys].baddbmm_(grad_hRK.mT, wide_query[example, heads, rows])
         return (
             (grad_query * ctx.scale).to(query.dtype),
             (grad_key * LN2).to(key.dtype),
@@ -362,15 +365,22 @@ class AttentionWithSquares(torch.autograd.Function):
         )
 
 
-def _blocks(query: Tensor, key: Tensor, is_causal: bool, spans: Sequence[Span]) -> Iterator[tuple[int, slice, slice]]:
-    """The blocks of queries whose scores are computed together: example, queries, and the keys that any of them may see."""
+def _blocks(
+    query: Tensor, key: Tensor, is_causal: bool, spans: Sequence[Span]
+) -> Iterator[tuple[int, slice, slice, slice]]:
+    """The blocks of heads and queries whose scores are computed together: example, heads, queries, and the keys that any of them may
+    see.  Of few keys a block has several heads, since products of small matrices take long."""
     batch, heads, queries, _ = query.shape
     everything = (Span(example, slice(0, queries), slice(0, key.shape[2]), False) for example in range(batch))
     for example, rows, keys, _ in spans or everything:
-        num_rows = max(1, BLOCK_ENTRIES // (heads * (keys.stop - keys.start)))
-        for start in range(rows.start, rows.stop, num_rows):
-            stop = min(start + num_rows, rows.stop)
-            yield example, slice(start, stop), slice(0, stop) if is_causal else keys
+        num_keys, few = keys.stop - keys.start, min(rows.stop - rows.start, FEWEST_ROWS)
+        num_heads = min(heads, max(1, BLOCK_ENTRIES // (few * num_keys)))
+        num_rows = max(1, BLOCK_ENTRIES // (num_heads * num_keys))
+        for first in range(0, heads, num_heads):
+            for start in range(rows.start, rows.stop, num_rows):
+                stop = min(start + num_rows, rows.stop)
+                seen = slice(0, stop) if is_causal else keys
+                yield example, slice(first, min(first + num_heads, heads)), slice(start, stop), seen
 
 
 def _hide(

@@ -338,7 +338,7 @@ def test_a_stage_writes_what_it_wrote_before(line: str, reference: str, anew: tu
         else:
             assert new[key] == old[key]
     assert new.keys() == old.keys()
-    assert new["counts"].keys() == old["counts"].keys()
+    assert new["counts"].keys() >= old["counts"].keys()  # counts may be added
     assert new["files"].keys() == old["files"].keys()
     if is_corpus_2:
         assert _sentences(store / said["artifact"]) == _sentences(BEFORE / "store" / reference)

@@ -117,7 +117,11 @@ def test_build_sequences_says_how_many_sequences_and_tokens_it_made_also_when_th
     tokenizer = guide("build-tokenizer", corpus, "--vocab-size", 300).out.strip()
     for _ in range(2):
         said = guide("build-sequences", corpus, tokenizer, "--max-length", 16).err
-        assert re.search(r"^train \d+ sequences, [\d,]+ tokens; valid \d+ sequences, \d+ tokens$", said, re.M)
+        assert re.search(
+            r"^train \d+ sequences, [\d,]+ tokens; valid \d+ sequences, \d+ tokens; [\d.]+ tokens to a word$",
+            said,
+            re.M,
+        )
 
 
 def test_a_dataset_without_training_examples_is_not_to_be_trained_on(guide: Guide, tmp_path: Path) -> None:

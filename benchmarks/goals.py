@@ -3,8 +3,8 @@
     python -m benchmarks.goals [--results docs/results]
 
 Reads the figures that other benchmarks have written: ``step_cost_2048_before.json``, ``step_cost_2048_now.json``,
-``step_cost_2048_other.json``, ``step_cost_128_beside.json``, ``packing.json``, ``generation_cost.json``, and ``gpu.json``, where there is one.  Every figure is a ratio to
-a side that took turns with it in the same run.
+``step_cost_2048_other.json``, ``step_cost_128_beside.json``, ``packing.json``, ``generation_cost.json``, and ``gpu.json``, where there is
+one.  Every figure is a ratio to a side that took turns with it in the same run.
 """
 
 from __future__ import annotations

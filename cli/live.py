@@ -233,10 +233,7 @@ def generate_command(
             )
         try:
             prompt = Prompt.parse(line, mark or ()) if writer.reads_marks() else Prompt(line)
-            room = writer.room_after(prompt)
-            if room is not None and room < config.max_new_tokens:
-                tell_once(f"the model has room for {room} tokens after the prompt, not for {config.max_new_tokens}")
-            written = writer.write(prompt, max_new_tokens=config.max_new_tokens, **search)
+            written = writer.write(prompt, max_new_tokens=config.max_new_tokens, tell=tell_once, **search)
         except InputError as error:
             if text == "-":
                 error.message = f"stdin, line {number}: {error.message}"

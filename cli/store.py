@@ -253,7 +253,7 @@ def remove(
         _refuse_if_needed(store, folders)
     for folder in dict.fromkeys(folders):
         if names := removal.remove(store, folder):
-            session.tell(f"{folder.parent.name}/{folder.name} was {', '.join(map(str, names))}")
+            session.tell(f"{folder.parent.name}/{folder.name} had the names {', '.join(map(str, names))}")
     for folder in dict.fromkeys(unfinished):
         removal.remove_unfinished(store, folder)
     removed = [f"{folder.parent.name}/{folder.name}" for folder in dict.fromkeys([*folders, *unfinished])]

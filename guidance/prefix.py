@@ -42,10 +42,11 @@ class States:
         """The states of the last tokens, or of all, (B, T, …)."""
         return self.memory_BCx[:, 0 if count is None else max(0, self.length - count) : self.length]
 
-    def before(self, new_BQx: Tensor) -> States:
-        """These and then those of new tokens.
+    def followed_by(self, new_BQx: Tensor) -> States:
+        """These states and then those of new tokens.
 
-        They are written behind these, unless others have written there, as after a fork of a cache, or a gradient may need what was there.
+        The new ones are written behind these.  They are all copied instead if others have written there, as after a fork of a cache,
+        or if gradients are kept.
         """
         if torch.is_grad_enabled():
             return States.of(torch.cat([self.last(), new_BQx], dim=1))

@@ -103,6 +103,12 @@ keep() {
   runs="$runs $_label"
 }
 
+# page [flags of report]: a page about all that was kept.
+page() {
+  # shellcheck disable=SC2086  # references are words
+  run report $runs --name "$(basename "$0" .sh)" "$@"
+}
+
 # report TABLE [--row PATTERN=ROW, --column PATTERN=COLUMN]: a page about all that was kept.  For a table it has the paper's numbers, and
 # says which names of ours are which of its rows and columns; for its figures the paper prints no numbers.
 report() {
@@ -115,14 +121,7 @@ report() {
     case $(basename "$0") in [a-e]-table*) ;; *) set -- "$@" --title "$(basename "$0" .sh), beside table ${_table##*table} of paper $(echo "${_table%%-*}" | tr a-e A-E)" ;; esac
     ;;
   esac
-  # shellcheck disable=SC2086  # references are words
-  run report $runs --name "$(basename "$0" .sh)" "$@"
-}
-
-# page TITLE: a page about all that was kept, of a recipe that repeats no table or figure.
-page() {
-  # shellcheck disable=SC2086  # references are words
-  run report $runs --name "$(basename "$0" .sh)" --title "$1"
+  page "$@"
 }
 
 # pack NAME TEXT VOCABULARY LENGTH [flags of build-corpus]: $corpus, $tokenizer and $packed sequences of a text.

@@ -64,7 +64,7 @@ class AttentionCall:
     def making(self, contribution: str, heads: tuple[int, ...]) -> list[HeadAssignment]:
         """The assignments that make a contribution to any of some heads.
 
-        A path has all heads of an assignment or none of them, but for masks, which heads of every path may have.
+        All heads of an assignment take the same path, except those of a mask, which may take different ones.
         """
         return [a for a in self.site_plan.making(contribution) if not set(heads).isdisjoint(a.heads)]
 

@@ -173,7 +173,7 @@ class Span(NamedTuple):
 
 
 def spans_of(call: AttentionCall) -> tuple[Span, ...]:
-    """The spans of all examples, without padding at their ends; empty where there is no padding to leave out, or nothing else.
+    """The spans of all examples, without padding at their ends; empty if there is no padding, or nothing but padding.
 
     Queries at padding are left out of packed documents alone, which do without their outputs.
     """
@@ -283,7 +283,7 @@ LN2 = math.log(2)
 BLOCK_ENTRIES = 1 << 18
 """The scores of a block of `AttentionWithSquares`, in numbers: few enough for the caches of a core."""
 FEWEST_ROWS = 128
-"""With fewer queries of a head, products of matrices take longer."""
+"""A block has at least so many queries of a head, if there are so many: products of smaller matrices take longer for each query."""
 
 
 class AttentionWithSquares(torch.autograd.Function):

@@ -48,7 +48,7 @@ def mixed(
     shifts, others = _matrices(guidance, rows, module, site, scope, place, states_BQx)
     reach = _reach(shifts, others)
     queries, earlier = states_BQx.shape[1], guidance.earlier.get((site, place))
-    states = States.of(states_BQx) if earlier is None else earlier.before(states_BQx)
+    states = States.of(states_BQx) if earlier is None else earlier.followed_by(states_BQx)
     if guidance.kept is not None:  # all of them: a cache may drop again what several calls have added
         guidance.kept[site, place] = states
     result = _with(states.last(None if reach is None else reach + queries), queries, scope, shifts, others)
@@ -75,7 +75,7 @@ def mixed_values(
     states = States.of(_with(seen, queries, scope, shifts, others))
     if past:
         earlier = guidance.earlier[site, "value"]  # a layer may have dropped the first of them
-        states = (earlier if earlier.length == past else States.of(earlier.last(past))).before(states.last())
+        states = (earlier if earlier.length == past else States.of(earlier.last(past))).followed_by(states.last())
     if guidance.kept is not None:
         guidance.kept[site, "value"] = states
     result = states.last()

@@ -232,14 +232,13 @@ def _mix(weights: Floats, seen: Ints, with_word: Ints, before: Floats) -> Floats
 
 
 def unigram_nats(counted: Ints, read: Ints, ordinary: Ints) -> float | None:
-    """The cross-entropy of ids under the frequencies of others, in nats: the first floor, of what word frequencies alone give.
+    """The cross-entropy of ids under the frequencies of others, in nats: what word frequencies alone give, the first of `FLOORS`.
 
     Its weight is fitted to the last tenth of what is counted.  Ids that are not ordinary are left out.  None if there is nothing to
     count or to read.
     """
     size, most = int(ordinary.max(initial=0)) + 1, max(1, min(len(counted) // 10, _PART))
-    numbers = (counts_below(size, ids)[ordinary] for ids in (counted[:-most], counted[-most:], read))
-    others, held, wanted = numbers
+    others, held, wanted = (counts_below(size, ids)[ordinary] for ids in (counted[:-most], counted[-most:], read))
     known = others + held
     if not known.sum() or not wanted.sum():
         return None

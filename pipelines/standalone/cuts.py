@@ -16,6 +16,16 @@ _NEVER = 'raise AssertionError("left out of this folder, whose plan does not nee
 
 _OF_DOCUMENTS = ("of", "shape", "is_packed", "apart", "together", "at", "inputs", "padding")
 
+_PREDICATES = ("Predicate", "Shift", "Columns")
+_OF_LOSSES = ("mass", "add_mass_gradient")
+_OF_TARGETS = (
+    ("Target", "of_probabilities"),
+    ("Target", "part"),
+    ("SquaredTarget", "distances"),
+    ("SquaredTarget", "of_probabilities"),
+    ("SquaredTarget", "from_squares"),
+)
+
 ALWAYS: Cuts = {
     # names of other packages are not looked up
     ("guidance.registry", "load_entry_points"): "return None",
@@ -28,12 +38,17 @@ ALWAYS: Cuts = {
     ("guidance.guided_model", "GuidedModel._check_tables"): "return None",
     ("guidance.sites", "_score_table"): _NEVER,
     ("guidance.sites", "_ranked"): _NEVER,
+    # nobody asks it what its patterns have matched
+    ("guidance.batch", "BatchGuidance._count"): "return None",
     # losses and attacks are left out
     ("guidance.batch", "BatchGuidance.attack"): _NEVER,
     ("guidance.attention.logsumexp", "fitting"): "return ()",
+    ("guidance.attention.logsumexp", "takes_plain"): "return False",
     ("guidance.attention.logsumexp", "_attend"): _NEVER,
     ("guidance.attention.reference", "measurements"): "return []",
     ("guidance.attention.reference", "note"): "return None",
+    **{("guidance.patterns.predicates", f"{kind}.{name}"): _NEVER for kind in _PREDICATES for name in _OF_LOSSES},
+    **{("guidance.mechanisms.targets", f"{kind}.{name}"): _NEVER for kind, name in _OF_TARGETS},
     # masked heads take the public kernel with a mask: the same numbers, and no operator that another torch may lack
     ("guidance.attention.sparse", "fitting"): "return {}",
     ("guidance.attention.sparse", "_attend"): _NEVER,
@@ -64,6 +79,8 @@ CACHES: Cuts = {
     ("guidance.calls", "BeforeCall._prefix"): _NEVER,
     ("guidance.calls", "BeforeCall._with_cache"): _NEVER,
     ("guidance.calls", "keep_prefix"): _NEVER,
+    ("guidance.prefix", "Prefix.before"): _NEVER,
+    ("guidance.prefix", "States.followed_by"): _NEVER,
 }
 """What only decoders need whose plan reads earlier tokens, so that a cache has to keep them."""
 

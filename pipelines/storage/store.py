@@ -341,9 +341,9 @@ class Store:
         guess = (
             f"; the newest is {str(newest)!r}" if newest else did_you_mean(reference, {n.name for n in self.names()})
         )
-        kind = "file and no artifact" if "." in reference else "artifact"  # names may have a point, files mostly do
+        sought = "file and no artifact" if "." in reference else "artifact"  # names may have a point, files mostly do
         raise ArtifactMissing(
-            f"no {kind} {reference!r} in {self.root}{guess}",
+            f"no {sought} {reference!r} in {self.root}{guess}",
             hint="`guide ls` lists all artifacts; choose another store with --store or GUIDE_STORE",
         )
 

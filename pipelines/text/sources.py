@@ -86,7 +86,7 @@ def expand(
                     elif any_kind or known_extension(path.name):
                         _add(sources, path, Path(path.name), seen)
                     else:
-                        with path.open("rb") as file:
+                        with machine_errors(f"cannot read {path}"), path.open("rb") as file:
                             check_not_columns(beginning(file.read(4 * SAMPLE), "utf-8"), str(path))
                         raise InputError(f"{str(path)!r}: unknown kind of file", hint="name its format with --format")
         if not sources.paths and not sources.builtin:

@@ -165,7 +165,7 @@ def build_model(setup: Setup, objective: type[Objective], plan: Plan, **fields: 
 
 
 def _check_kind(folder: Path, auto_class: Any, objective: type[Objective]) -> None:
-    """Raises InputError if a pre-training objective is not one for the kind of model in a folder."""
+    """Raises InputError if a pre-training objective does not train the kind of model that a folder has."""
     from transformers import AutoModelForCausalLM
 
     from guidance.checkpoint import config_of

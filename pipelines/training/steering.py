@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,35 +102,31 @@ class Writer(LiveModel):
             )
         return marked
 
-    def room_after(self, prompt: Prompt) -> int | None:
-        """How many tokens the model has room for after a prompt; None for any number.
-
-        Raises:
-            InputError: the prompt is empty, or the model has no room for a token after it.
-        """
-        length = prompt_length(self.read([prompt.text]).encodings[0])
-        if not length:
-            raise InputError("the prompt is empty")
-        if self.longest is not None and length >= self.longest:
-            raise InputError(
-                f"the prompt has {length} tokens, and the model has room for {self.longest}", hint="cut it"
-            )
-        return None if self.longest is None else self.longest - length
-
-    def write(self, prompt: Prompt, *, max_new_tokens: int, **search: Any) -> str:
+    def write(
+        self, prompt: Prompt, *, max_new_tokens: int, tell: Callable[[str], object] = lambda text: None, **search: Any
+    ) -> str:
         """What the model writes after a prompt.
 
         Args:
+            tell: is told if the model has room for fewer tokens than that.
             search: further settings of ``generate`` of transformers, such as ``do_sample``, ``temperature``, ``num_beams``.
 
         Raises:
             InputError: the prompt is empty, the model has no room for a token after it, or the plan reads marks and the prompt has
                 none.
         """
-        room = self.room_after(prompt)
         batch = self.read([prompt.text])
         encoding = batch.encodings[0]
         length = prompt_length(encoding)
+        if not length:
+            raise InputError("the prompt is empty")
+        room = max_new_tokens if self.longest is None else min(max_new_tokens, self.longest - length)
+        if room < 1:
+            raise InputError(
+                f"the prompt has {length} tokens, and the model has room for {self.longest}", hint="cut it"
+            )
+        if room < max_new_tokens:
+            tell(f"the model has room for {room} tokens after the prompt, not for {max_new_tokens}")
         inputs = {name: values[:, :length] for name, values in batch.inputs.items()}
         columns = {name: values[:, :length] for name, values in batch.columns.items()}
         if self.reads_marks():
@@ -140,12 +136,7 @@ class Writer(LiveModel):
             columns = {}
         with torch.no_grad():
             ids_BT = self.model.generate(
-                **inputs,
-                **columns,
-                max_new_tokens=max_new_tokens if room is None else min(max_new_tokens, room),
-                pad_token_id=self.pad_id,
-                use_cache=True,
-                **search,
+                **inputs, **columns, max_new_tokens=room, pad_token_id=self.pad_id, use_cache=True, **search
             )
         text: str = self.tokenizer.decode(ids_BT[0, length:].tolist(), skip_special_tokens=True)
         return text

@@ -237,7 +237,7 @@ def test_it_opens_where_this_package_is_not_installed(
 def test_the_code_imports_nothing_else_and_defines_all_that_it_names(tmp_path: Path) -> None:
     _, folder, done = exported(tmp_path, "bert", MIXED)
     text = (folder / "modeling_guided.py").read_text()
-    assert len(text.splitlines()) == done.lines < 6200
+    assert len(text.splitlines()) == done.lines < 6000
     tree = ast.parse(text)
     imported = [alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names]
     imported += [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

@@ -323,12 +323,13 @@ def test_a_divided_run_goes_on_to_the_bit_and_one_process_can_go_on(
 
     killed, uninterrupted, other = (tmp_path / name for name in ("killed", "uninterrupted", "other"))
     assert divided(uninterrupted) == [0, 0]
-    assert all(0 not in divided(killed, step) for step in (3, 7))
+    for step in (3, 7):
+        assert set(divided(killed, step)) <= {KILLED, 3}
     assert divided(killed) == [0, 0]
     assert trainings.metrics(model(killed)) == trainings.metrics(model(uninterrupted))
     for path in model(uninterrupted).rglob("*.safetensors"):
         assert (model(killed) / path.relative_to(model(uninterrupted))).read_bytes() == path.read_bytes(), path
-    assert 0 not in divided(other, 5)
+    assert set(divided(other, 5)) <= {KILLED, 3}
     with caplog.at_level(logging.WARNING):
         train(world, case, other)
     assert "not bit-equal: parallel was fsdp, is none, world was 2, is 1" in caplog.text

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -90,7 +91,26 @@ def processes(world: int, function: Callable[[int], object], *, seconds: int = 6
 
         return work
 
-    return [wait_for(pid) for pid in [start(child(rank)) for rank in range(world)]]
+    return _all_ended([start(child(rank)) for rank in range(world)])
+
+
+def _all_ended(pids: Sequence[int]) -> list[int]:
+    """The exit codes of processes.  As ``torchrun`` does, kill those that still run some time after one has failed: gloo, which may
+    wait for a dead process for half an hour, is left by no signal but SIGKILL."""
+    codes: dict[int, int] = {}
+    patience = None
+    while len(codes) < len(pids):
+        for pid in set(pids) - set(codes):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        if patience is None and any(codes.values()):
+            patience = time.monotonic() + GRACE
+        if patience is not None and time.monotonic() > patience:
+            for pid in set(pids) - set(codes):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return [codes[pid] for pid in pids]
 
 
 def torchrun(
@@ -122,4 +142,6 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 KILLED = -signal.SIGKILL
+GRACE = 20.0
+"""Seconds that the other processes have to end after one has failed."""
 FAILPOINTS = ("open", "write", "fsync", "rename", "lock", "unlink")

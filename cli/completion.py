@@ -5,8 +5,9 @@ A key press waits for the answer, so manifests are not opened, and nothing impor
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from importlib import resources
 from typing import Any
 
@@ -16,6 +17,39 @@ from pipelines.storage.store import Store
 
 Complete = Callable[[Any], list[str]]
 """From the context of a half-written command line to the words to offer; Typer drops those that begin differently."""
+
+BEFORE = "_GUIDE_COMPLETE_BEFORE"
+"""The environment variable with the part of the last word that bash leaves as it is, such as ``preset:``."""
+
+
+def join_words(environ: MutableMapping[str, str]) -> None:
+    """Undo how bash divides words at ``:``, ``@`` and ``=``.  Of the last word its last part is completed; the rest is in `BEFORE`.
+
+    Bash gives ``--plan=preset:ag`` as the words --plan, =, preset, : and ag, and replaces ag alone.
+    """
+    words = environ.get("COMP_WORDS", "").split("\n")[: int(environ.get("COMP_CWORD") or 0) + 1]
+    joined: list[list[str]] = [[]]  # the parts of each word
+    for word in words:
+        if word == "=" and joined[-1] and joined[-1][0].startswith("--"):
+            joined.append([])
+            continue
+        if joined[-1] and not _is_break(word) and not _is_break(joined[-1][-1]):
+            joined.append([])
+        joined[-1].append(word)
+    last = "" if not joined[-1] or _is_break(joined[-1][-1]) else joined[-1].pop()
+    environ[BEFORE] = "".join(joined[-1])
+    environ["COMP_WORDS"] = "\n".join([*map("".join, joined[:-1]), last])
+    environ["COMP_CWORD"] = str(len(joined) - 1)
+
+
+def _is_break(word: str) -> bool:
+    return bool(word) and not word.strip(":@=")
+
+
+def _offered(words: Iterator[str]) -> list[str]:
+    """The words that go on from `BEFORE`, without it, each once."""
+    before = os.environ.get(BEFORE, "")
+    return list(dict.fromkeys(word.removeprefix(before) for word in words if word.startswith(before)))
 
 
 def artifacts(*kinds: str, unfinished: bool = False) -> Complete:
@@ -28,7 +62,7 @@ def artifacts(*kinds: str, unfinished: bool = False) -> Complete:
 
     def complete(ctx: Any) -> list[str]:
         store = _store(ctx)
-        return list(dict.fromkeys(_references(store, kinds, unfinished))) if store else []
+        return _offered(_references(store, kinds, unfinished)) if store else []
 
     return complete
 
@@ -68,7 +102,7 @@ def kinds(ctx: Any) -> list[str]:
 
 def plans(ctx: Any) -> list[str]:
     """The plans that ship with the package; if none fits, the shell offers files."""
-    return [f"preset:{name}" for name in presets(ctx)]
+    return _offered(f"preset:{name}" for name in presets(ctx))
 
 
 def presets(ctx: Any) -> list[str]:

@@ -90,6 +90,10 @@ def run(argv: Sequence[str], *, handle_signals: bool = False) -> int:
         if handle_signals:
             signals.raise_on_signals()
         if os.environ.get("_GUIDE_COMPLETE"):
+            if os.environ["_GUIDE_COMPLETE"] == "complete_bash":
+                from cli.completion import join_words
+
+                join_words(os.environ)
             command.main(list(argv), prog_name="guide", complete_var="_GUIDE_COMPLETE")
         with command.make_context("guide", list(argv)) as context:
             command.invoke(context)

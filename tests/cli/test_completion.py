@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,9 +29,9 @@ def complete(guide, monkeypatch, capsys):
     store.begin("model", going(store, metrics([1.0])).removeprefix("model/"), "half")
 
     def call(line: str) -> set[str]:
-        words = line.split(" ")
+        words = re.split(r" |(?<=[:@=])|(?=[:@=])", line)  # as bash does, with what stands between them dropped
         monkeypatch.setenv("_GUIDE_COMPLETE", "complete_bash")
-        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_WORDS", "\n".join(words))
         monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
         answer = guide()
         assert (answer.code, answer.err) == (0, ""), answer.err
@@ -66,6 +67,20 @@ def test_presets_and_patterns_are_offered(complete):
     assert complete("guide pretrain x --plan ") == {f"preset:{name}" for name in presets()}
     assert complete("guide plan show ") == {f"preset:{name}" for name in presets()}
     assert complete("guide plan new --preset ro") == {"roles", "roles-unparsed"}
+
+
+DIVIDED = {
+    "guide show wiki@": {"1"},
+    "guide compare wiki@1 half": {"half"},
+    "guide pretrain x --plan preset:neighbours-": {"neighbours-fixed"},
+    "guide pretrain x --plan=preset:neighbours-": {"neighbours-fixed"},
+    "guide pretrain x --grid learning-rate=1 --plan preset:neighbours-": {"neighbours-fixed"},
+    "guide plan diff preset:ag preset:neighbours-": {"neighbours-fixed"},
+}
+
+
+def test_words_that_bash_divides_are_completed_from_where_it_goes_on(complete):
+    assert {line: complete(line) for line in DIVIDED} == DIVIDED
 
 
 COMPLETED = {
@@ -127,7 +142,11 @@ def test_arguments_that_take_artifacts_are_completed(command):
 def test_completion_imports_nothing_heavy(tmp_path):
     script = "from cli.main import run; run([]); import sys; print(*sys.modules, sep='\\n', file=sys.stderr)"
     for line in ("guide patterns show ", "guide pretrain x --plan ", "guide show "):
-        words = {"_GUIDE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        words = {
+            "_GUIDE_COMPLETE": "complete_bash",
+            "COMP_WORDS": line.replace(" ", "\n"),
+            "COMP_CWORD": str(line.count(" ")),
+        }
         result = subprocess.run(
             [sys.executable, "-c", script],
             env=os.environ | words | {"PYTHONPATH": str(ROOT)},

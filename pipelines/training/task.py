@@ -236,6 +236,10 @@ class Task(Objective, ABC):
 
         None stands for a metric that these examples do not define."""
 
+    def signatures(self) -> dict[str, str]:
+        """How each metric is computed, or its unit, by the name of the metric."""
+        return {}
+
     def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """What an evaluation says besides the metrics, as JSON; empty for most tasks."""
         return {}

@@ -48,9 +48,10 @@ def evaluate(run: Run, model: Any, handle: Handle, task: Task) -> None:
         title = f"{name_of_model(run.inputs['model'])}\n{task.name}, {run.config.split}, {len(predictions):,} examples"
         run.out.write("confusion.png", confusion_picture(**report["confusion"], title=title))
     metrics = task.metrics(predictions)
-    about = {name: "all true labels are the same" for name, value in metrics.items() if value is None}
-    if about:
-        run.warn(f"{' and '.join(about)} undefined: all true labels are the same")
+    undefined = {name: "all true labels are the same" for name, value in metrics.items() if value is None}
+    if undefined:
+        run.warn(f"{' and '.join(undefined)} undefined: all true labels are the same")
+    about = {name: told for name, told in task.signatures().items() if name in metrics} | undefined
     write_metrics(run, task.name, metrics, about, counts, **report)
 
 

@@ -88,6 +88,9 @@ class Choice(Task):
         gold, predicted = known(predictions)
         return {"accuracy": accuracy(gold, predicted)} if gold else {}
 
+    def signatures(self) -> dict[str, str]:
+        return {"accuracy": "share of the questions"}
+
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
         from pipelines.metrics.comparison import ShareRight

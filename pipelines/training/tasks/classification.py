@@ -142,6 +142,15 @@ class Classification(Task):
             metrics["f1"] = classes[self.labels[1]].f1
         return metrics
 
+    def signatures(self) -> dict[str, str]:
+        of_class = {"f1": f"of the class {self.labels[1]}"} if len(self.labels) == 2 else {}
+        return {
+            "accuracy": "share of the examples",
+            "f1_macro": "mean F1 of the classes that occur, as true ones or as predicted ones",
+            "matthews": "Matthews correlation, from -1 to 1; 0 is chance",
+            **of_class,
+        }
+
     def _classes(self, gold: Sequence[str], predicted: Sequence[str]) -> dict[str, Agreement]:
         """How well each class is found: those of the model, and then those that only the examples have."""
         labels = [*self.labels, *sorted(set(gold) - set(self.labels))]

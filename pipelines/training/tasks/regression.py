@@ -98,6 +98,13 @@ class Regression(Task):
             "spearman": spearman(gold, predicted),
         }
 
+    def signatures(self) -> dict[str, str]:
+        return {
+            "mse": "mean squared error, in the unit of the labels squared",
+            "pearson": "correlation of the values, from -1 to 1",
+            "spearman": "correlation of their ranks, from -1 to 1",
+        }
+
     def labels_of(self, gold: str) -> dict[str, bool]:
         return {gold: _value(gold) is not None}
 

@@ -127,9 +127,10 @@ class Segmentation(YesNoTask):
             **task_scores.seen_in_training(run, predictions),
         }
         windows = [window_size(ends) for ends, _ in documents_of(predictions)]
+        windowed = "mean over documents; k = half the mean section of the reference, rounded, at least 2; N - k windows"
         about = {
-            "f1": "boundaries of all documents together, at a score over 0.5",
-            "pk": "mean over documents; k = half the mean section of the reference, rounded, at least 2; N - k windows",
+            **dict.fromkeys(("precision", "recall", "f1"), "boundaries of all documents together, at a score over 0.5"),
+            **dict.fromkeys(("pk", "window_diff"), windowed),
             "k": f"{min(windows)} to {max(windows)}",
         }
         if data.counts.get("sharing_test_documents") and run.config.split == "test":

@@ -142,18 +142,19 @@ class Summarization(YesNoTask):
         if empty:
             words = "shares no word with its summary", "share no word with their summary"
             run.warn(counted(empty, *words, of=f"{len(predictions):,} documents"))
+        about = {
+            "": f"rouge-score {version('rouge-score')}, F1, stemmed; of several references the best one counts",
+            "blocked": "sentences that share three words with one that was taken are skipped",
+            "lead": f"the first {size} sentences of the document",
+            "oracle": "greedy oracle on the whole document",
+            "oracle_seen": "greedy oracle on the sentences that the model sees",
+        }
+        told = {f"{metric}_{name}" if name else metric: about[name] for name in scores for metric in ROUGE}
         write_metrics(
             run,
             cls.name,
             metrics | task.metrics(predictions),
-            {
-                "rouge1": f"rouge-score {version('rouge-score')}, F1, stemmed; of several references the best one counts",
-                "rouge1_blocked": "sentences that share three words with one that was taken are skipped",
-                "rouge1_lead": f"the first {size} sentences of the document",
-                "rouge1_oracle": "greedy oracle on the whole document",
-                "rouge1_oracle_seen": "greedy oracle on the sentences that the model sees",
-                "oracle_f1": "of the chosen sentences against those of the oracle",
-            },
+            told | {"oracle_f1": "of the chosen sentences against those of the oracle"},
             {
                 "examples": len(predictions),
                 "empty_oracles": empty,

@@ -146,6 +146,14 @@ class Tagging(Task):
             return metrics
         return {"f1": agreement[""].f1, **agreement[""].scores(), **metrics}
 
+    def signatures(self) -> dict[str, str]:
+        entities = "of whole entities, words and type, as conlleval counts them"
+        return {
+            **dict.fromkeys(("f1", "precision", "recall"), entities),
+            "accuracy": "share of the words",
+            "token_f1": "of the tags of words, O left out",
+        }
+
     def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Precision, recall and F1 of each type of entity."""
         agreement = _entities(*_tags(predictions)) or {}

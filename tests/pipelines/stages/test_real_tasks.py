@@ -98,4 +98,6 @@ def test_files_become_metrics(guide: Callable[..., Any], tmp_path: Path, name: s
     assert done.code == 0, done.err
     done = guide("evaluate", "model", "data", "--limit", 40, "--json")
     assert done.code == 0, done.err
-    assert metric in json.loads(done.out)["counts"]["metrics"]
+    counts = json.loads(done.out)["counts"]
+    assert metric in counts["metrics"]
+    assert counts["metrics"].keys() <= counts["signatures"].keys(), "it says how each metric is computed"

@@ -101,7 +101,11 @@ class Script:
             return [f'"${self._variables[source["recipe"]]}"']
         if "recipe" in source:
             return [f"{source.get('kind')}/{str(source['recipe'])[:ID_LENGTH]}"]
+        if folder := source.get("folder"):
+            return [self._words.get(folder) or shlex.quote(folder)]
         names = [str(name) for name in source.get("first", [])]
+        if "tokenizer.json" in names:  # of a manifest that has no names of folders
+            return ['"${TOKENIZER:?a folder with tokenizer.json}"']
         if source.get("count", 0) > len(names):
             first = re.sub(r"[^\w./ -]", "?", names[0])  # the shell reads what is in double quotes
             return [f'"${{FILES:?{source["count"]:,} files, the first of them {first}}}"']

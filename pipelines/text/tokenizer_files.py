@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,15 @@ texts begin and end with ``<|endoftext|>``, and so do those of Qwen, whose files
 def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) -> Artifact | Files:
     """A tokenizer as an input of a stage: an artifact, or that of a model or of a Hugging Face folder."""
     folder = Path(reference)
+    called = os.path.basename(os.path.abspath(folder))
     if not (folder / "tokenizer.json").is_file() or (folder / "artifact.json").exists():
         with store.open(store.find(reference)) as artifact:
             if artifact.kind == "model" and isinstance(artifact, DryArtifact):
                 return artifact
-            folder = artifact.path if artifact.kind == "model" else Path()
-    return folder_files(folder) if folder != Path() else stack.enter_context(store.load(reference, kind="tokenizer"))
+            if artifact.kind != "model":
+                return stack.enter_context(store.load(reference, kind="tokenizer"))
+            folder, called = artifact.path, artifact.reference
+    return replace(folder_files(folder), folder=called)
 
 
 def folder_files(folder: Path) -> Files:

@@ -9,6 +9,7 @@ import html
 import io
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -35,6 +36,7 @@ from pipelines.storage.store import Store
 from pipelines.views import comparison, comparison_tables
 from pipelines.views.comparison_tables import Table, markdown_table
 from tests import finetunings, runs, trainings
+from tests.tiny import flags
 from tests.trainings import one_thread  # noqa: F401
 
 Guide = Callable[..., SimpleNamespace]
@@ -577,6 +579,29 @@ def test_the_commands_of_a_report_find_what_exists_already(tmp_path: Path, guide
         variables[variable] = done.out.strip()
     assert variables["evaluation_1"] == tested.reference
     assert variables["corpus_1"] == data.reference
+
+
+def test_sequences_of_a_models_tokenizer_are_made_again_from_its_folder(tmp_path: Path, guide: Guide) -> None:
+    (tmp_path / "text.txt").write_text("A cat sat there. Another cat did not sit.\n\n" * 30)
+    small = flags(trainings.TINY) + flags({"steps": 2, "batch_size": 4})
+    for words in (
+        ["build-corpus", "text.txt", "--name", "cats"],
+        ["build-tokenizer", "cats", "--vocab-size", 300, "--name", "pieces"],
+        ["build-sequences", "cats", "my-bert", "--max-length", 16, "--name", "packed"],
+        ["pretrain", "packed", *small, "--name", "first"],
+        ["build-sequences", "cats", "first", "--max-length", 24, "--name", "longer"],
+        ["pretrain", "longer", *small, "--name", "second"],
+    ):
+        done = guide(*words)
+        assert done.code == 0, done.err
+        if "pieces" in words:
+            own = tmp_path / "artifacts" / done.out.strip()
+            shutil.copytree(own, tmp_path / "my-bert", ignore=shutil.ignore_patterns("artifact.json"))
+    made, _ = make.make(["first", "second"], Store(tmp_path / "artifacts"))
+    script = next(content.decode() for name, content in made.files() if name == "commands.sh")
+    lines = [line.partition("(")[2] for line in script.splitlines() if "build-sequences" in line]
+    assert lines[0] == 'guide build-sequences "$corpus_1" my-bert --max-length 16 --name packed)'
+    assert lines[1] == 'guide build-sequences "$corpus_1" "$model_1" --max-length 24 --name longer)'
 
 
 def bad(guide: Guide, store: Store, *arguments: object) -> Any:

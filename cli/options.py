@@ -239,10 +239,15 @@ def open_session(context: Any, values: dict[str, Any], *, dry_run: bool = False)
     )
 
 
+def _count(name: str, value: int) -> str:
+    is_size = name.endswith("_bytes")
+    return f"{name.removesuffix('_bytes')} {value / 2**20:,.0f} MiB" if is_size else f"{name} {value:,}"
+
+
 def announce(session: Session, result: Result, next_command: Templates | None = None) -> None:
     """Print the reference on stdout, for scripts, and a summary on stderr, for people."""
     artifact = result.artifact
-    counts = ", ".join(f"{key} {value:,}" for key, value in artifact.counts.items() if type(value) is int)
+    counts = ", ".join(_count(key, value) for key, value in artifact.counts.items() if type(value) is int)
     state = "up to date" if result.reused else "done"
     session.tell(f"{state}: {artifact.path}{f' ({counts})' if counts else ''}")
     if next_command and not session.quiet:

@@ -223,12 +223,12 @@ def cost(runs: Runs) -> Section:
     seconds = {recipe: seconds_of(manifest, runs.store) for recipe, manifest in runs.manifests.items()}
     for each in runs.given:
         counts, spent = each.artifact.counts, sum(seconds[each.artifact.recipe].values())
-        memory = next((counts[name] for name in counts if "memory" in name and type(counts[name]) is int), None)
+        memory = counts.get("memory_bytes")
         facts = [
             "–" if math.isnan(spent) else f"{spent:,.1f}",
             *(f"{counts[name]:,}" if type(counts.get(name)) is int else "–" for name in ("steps", "parameters")),
             *(str(counts.get(name, "–")) for name in ("device", "precision", "processes")),
-            f"{memory / 2**20:,.0f}" if memory is not None else "not recorded",
+            f"{memory / 2**20:,.0f}" if memory else "–",
             f"{each.artifact.size / 1e6:,.1f}",
         ]
         cells.append([each.label, *facts])
@@ -239,7 +239,8 @@ def cost(runs: Runs) -> Section:
     said = (
         f"All of it took {sum(by_recipe.values()):,.1f} seconds, {before:,.1f} of them to make what these runs read. Seconds are those of "
         "the machine that made them, whatever else it did. Those of a search include the runs that it made. Of a training that was "
-        "interrupted, all steps count, but validations and saving only since it went on for the last time."
+        "interrupted, all steps count, but validations and saving only since it went on for the last time. Memory is the most that a "
+        "training took at once: on a GPU for its tensors, else of the process with all its libraries."
     )
     versions = {
         name: version for each in runs.given for name, version in each.artifact.manifest.get("packages", {}).items()

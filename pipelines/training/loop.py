@@ -52,6 +52,7 @@ class Outcome:
         best: the step of each kept validation, and its loss, or its metric if one selects; the best one first.
         tallies: what the learner counted in all processes since the first step.
         facts: see `_Loop._circumstances`.
+        memory: see `Cluster.most_memory`; of the leading process, since the run began or went on.
     """
 
     last: dict[str, float]
@@ -59,6 +60,7 @@ class Outcome:
     best: Sequence[tuple[int, float]] = ()
     tallies: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    memory: int = 0
 
 
 def train(prepared: Prepared, cluster: Cluster, partial: Path, progress: Progress) -> Outcome:
@@ -160,6 +162,7 @@ class _Loop:
     def run(self) -> Outcome:
         settings, cluster = self.settings, self.cluster
         stop = StopRequest(settings.max_time, speaks=cluster.leads)
+        cluster.count_memory()
         with cluster.only_leader() as leads:
             if leads:
                 self.checkpoints.prepare()
@@ -202,7 +205,7 @@ class _Loop:
         tallies = cluster.sum(self.learner.tallies())
         if self.is_sharded:
             make_whole(self.bare, keep=cluster.leads)
-        return Outcome(self.last, self.metrics.path, self.best, tallies, self._circumstances())
+        return Outcome(self.last, self.metrics.path, self.best, tallies, self._circumstances(), cluster.most_memory())
 
     def _report(self, row: Mapping[str, float]) -> None:
         if self.cluster.leads:

@@ -71,6 +71,7 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
         "processes": outcome.facts["world"],
         "device": outcome.facts["device"],
         "precision": outcome.facts["precision"],
+        "memory_bytes": outcome.memory,
     }
 
 

@@ -19,7 +19,7 @@ WIDTH = 120
 MISSING = "–"
 """Shown for a figure that is not defined."""
 
-_NO_FIGURE = ("", MISSING, "never", "not recorded", "nan")
+_NO_FIGURE = ("", MISSING, "never", "nan")
 
 FLOORS = {
     "unigram": "word frequencies",

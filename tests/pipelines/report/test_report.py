@@ -557,6 +557,7 @@ def test_a_real_model_and_its_probe_with_attention_commands_and_citations(
     commands = files["commands.sh"]
     assert re.search(rf'model_1=\$\(guide pretrain "\$sequences_1" .*--plan {plan_file} .*--name real\)', commands)
     assert 'guide probe importance "$model_1" "$sequences_1"' in commands
+    assert [row[7] for row in grid(made, "cost").cells] == [f"{model.counts['memory_bytes'] / 2**20:,.0f}", "–"]
     keys = re.findall(r"@\w+\{([\w-]+),", files["references.bib"])
     assert keys == ["li2022", "deshpande2020", "devlin2019", "liu2019", "michel2019", "guide"]
 

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -296,6 +297,17 @@ def test_two_processes_learn_the_same_as_one(
 def test_all_processes_end_well_where_the_model_exists(world: World, tmp_path: Path) -> None:
     train(world, "mlm, packed", tmp_path)
     assert processes(2, lambda rank: train(world, "mlm, packed", tmp_path)) == [0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory counts from the start of the process")
+def test_the_most_memory_is_that_since_counting_began() -> None:
+    cluster, size = Cluster("cpu", "fp32"), 200 << 20
+    cluster.count_memory()
+    before = cluster.most_memory()
+    torch.ones(size // 4)
+    assert abs(cluster.most_memory() - before - size) < 50 << 20
+    cluster.count_memory()
+    assert cluster.most_memory() < before + (50 << 20)
 
 
 def test_no_process_has_the_leaders_value_before_all_have_asked_for_it(tmp_path: Path) -> None:

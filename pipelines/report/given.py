@@ -16,6 +16,7 @@ from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import model_folders
 from pipelines.views.comparison import common_labels
 
+INHERITED = ", inherited"
 KINDS = ("model", "search", "evaluation", "probe")
 """The kinds of artifacts that a report is about."""
 
@@ -69,6 +70,18 @@ class Runs:
         name = self.name_of(model) if model else model_folders(manifest).get("model", "")
         is_random = manifest.get("config", {}).get("random") is not None
         return f"{name}, random weights" if name and is_random else name
+
+    def plan_of(self, manifest: Mapping[str, Any]) -> str:
+        """What people call the plan of a run, or else of the model that it measures, or that it began from and whose guides stayed;
+        empty if it has none."""
+        if own := plan_of(manifest.get("config", {})):
+            return own
+        if manifest["kind"] != "model":
+            model = self.input_of(manifest, "model")
+            return self.plan_of(model) if model else ""
+        start = self.input_of(manifest, "init") if "plan.toml" in manifest.get("files", {}) else None
+        before = self.plan_of(start) if start else ""
+        return f"{before.removesuffix(INHERITED)}{INHERITED}" if before else ""
 
     def data_of(self, manifest: Mapping[str, Any]) -> str:
         """What people call the data of a run: the name of its sequences or dataset, or of the corpus behind them."""

@@ -198,7 +198,7 @@ def lineage(runs: Runs) -> Section:
             each.artifact.manifest["stage"],
             what,
             runs.data_of(each.artifact.manifest),
-            plan_of(config) or "–",
+            runs.plan_of(each.artifact.manifest) or "–",
             "–" if seed is None else str(seed),
         ]
         cells.append([each.label, each.artifact.reference, *map(str, about)])

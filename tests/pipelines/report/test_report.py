@@ -380,6 +380,35 @@ def test_what_the_runs_of_a_search_start_from_is_drawn_and_made_again_before_it(
     assert [nodes[key].title for key in node.parents] == [start.reference]
 
 
+def test_the_plan_of_a_run_may_be_inherited(store: Store) -> None:
+    def input_of(artifact: Artifact) -> dict[str, str]:
+        return {"kind": artifact.kind, "recipe": artifact.recipe, "content": artifact.content}
+
+    def tuned(*files: str) -> Artifact:
+        recipe = digest(["tuned", files])
+        with store.build(
+            "model", recipe, {"stage": "finetune", "config": {}, "inputs": {"init": input_of(start)}}
+        ) as out:
+            for file in ("config.json", *files):
+                out.write(file, b"")
+        return Artifact(store.folder("model", recipe))
+
+    def measured(model: Artifact) -> Artifact:
+        recipe = digest(["measured", model.recipe])
+        with store.build(
+            "evaluation", recipe, {"stage": "evaluate", "config": {}, "inputs": {"model": input_of(model)}}
+        ):
+            pass
+        return Artifact(store.folder("evaluation", recipe))
+
+    start = runs.finished(store, [], plan="guided")
+    guided, plain = tuned("plan.toml"), tuned()
+    given = [start, guided, plain, measured(guided), measured(start), measured(plain)]
+    made, _ = make.make([each.reference for each in given], store)
+    expected = ["guided.toml", "guided.toml, inherited", "–", "guided.toml, inherited", "guided.toml", "–"]
+    assert [row[5] for row in grid(made, "runs").cells] == expected
+
+
 def timed(store: Store, seconds: float) -> Artifact:
     """A model that took some seconds."""
     recipe = digest(["timed", seconds])

@@ -59,11 +59,21 @@ def evaluation_parts(runs: Runs) -> Iterator[tuple[list[Given], list[Scored]]]:
         data = next((inputs[role]["content"] for role in ("sequences", "corpus", "data") if role in inputs), "")
         return [each.artifact.counts.get("task"), data, each.config.get("split"), each.config.get("weights")]
 
-    for part in grouped(runs.of("evaluation"), topic).values():
+    for given in grouped(runs.of("evaluation"), topic).values():
+        part = _named_by_models(given, runs)
         yield (
             part,
             [_scored(label, group, runs) for label, group in grouped(part, lambda each: _model(each, runs)).items()],
         )
+
+
+def _named_by_models(part: Sequence[Given], runs: Runs) -> list[Given]:
+    """The same evaluations; those that were given by an id are called as their models, if the names of all then differ."""
+    labels = [
+        runs.model_of(each.artifact.manifest) if each.label == each.artifact.reference else each.label for each in part
+    ]
+    are_clear = all(labels) and len(set(labels)) == len(labels)
+    return [replace(each, label=label) for each, label in zip(part, labels, strict=True)] if are_clear else list(part)
 
 
 def _model(each: Given, runs: Runs) -> Any:
@@ -78,7 +88,10 @@ def _scored(label: str, group: Sequence[Given], runs: Runs) -> Scored:
     metrics = [each.artifact.counts.get("metrics", {}) for each in group]
     names = [name for name in metrics[0] if any(isinstance(one.get(name), int | float) for one in metrics)]
     seeds = [model["config"].get("seed") if model else None for model in models]
-    called = [*(each.label for each in group), *(runs.name_of(model) for model in models if model)]
+    called = [
+        *(name for each in group for name in (each.label, each.artifact.reference)),
+        *(runs.name_of(model) for model in models if model),
+    ]
     return Scored(label, seeds, {name: [one.get(name) for one in metrics] for name in names}, called)
 
 

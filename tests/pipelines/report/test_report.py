@@ -387,7 +387,9 @@ def test_the_plan_of_a_run_may_be_inherited(store: Store) -> None:
     def tuned(*files: str) -> Artifact:
         recipe = digest(["tuned", files])
         with store.build(
-            "model", recipe, {"stage": "finetune", "config": {}, "inputs": {"init": input_of(start)}}
+            "model",
+            recipe,
+            {"stage": "finetune", "config": {"epochs": len(files)}, "inputs": {"init": input_of(start)}},
         ) as out:
             for file in ("config.json", *files):
                 out.write(file, b"")
@@ -397,8 +399,8 @@ def test_the_plan_of_a_run_may_be_inherited(store: Store) -> None:
         recipe = digest(["measured", model.recipe])
         with store.build(
             "evaluation", recipe, {"stage": "evaluate", "config": {}, "inputs": {"model": input_of(model)}}
-        ):
-            pass
+        ) as out:
+            out.counts |= {"task": "choice", "metrics": {"accuracy": 0.5}}
         return Artifact(store.folder("evaluation", recipe))
 
     start = runs.finished(store, [], plan="guided")
@@ -407,6 +409,10 @@ def test_the_plan_of_a_run_may_be_inherited(store: Store) -> None:
     made, _ = make.make([each.reference for each in given], store)
     expected = ["guided.toml", "guided.toml, inherited", "–", "guided.toml, inherited", "guided.toml", "–"]
     assert [row[5] for row in grid(made, "runs").cells] == expected
+    called = [row[0] for row in grid(made, "evaluation-1-metrics").cells]
+    assert called == [each.reference for each in (guided, start, plain)], (
+        "evaluations without names are called as models"
+    )
 
 
 def timed(store: Store, seconds: float) -> Artifact:

@@ -14,13 +14,21 @@ from pipelines.probing.heads import COLUMNS, head_name, heads_map, heads_of
 from pipelines.probing.heads import best as best_head
 from pipelines.report.blocks import Block, Grid, Picture, Prose, Section, file_name, grids_of_tests, notes_of
 from pipelines.report.given import Given, Runs, grouped, without_seed
+from pipelines.stages.search import FRESH
 from pipelines.training.tasks.summarization import OF_DATA
 from pipelines.views.comparison_tables import MISSING, Table, with_spread
 from pipelines.views.evaluations import Tested, compare_evaluations, corrected
 from pipelines.views.figures import Summary
 from pipelines.views.findings import findings_of
 from pipelines.views.search_tables import labels_of_settings, rows_label, search_tables
-from pipelines.views.searches import compare_searches, compare_settings, data_of, equal_scores, measured_runs
+from pipelines.views.searches import (
+    VALIDATION,
+    compare_searches,
+    compare_settings,
+    data_of,
+    equal_scores,
+    measured_runs,
+)
 from pipelines.views.tested_tables import reached_tables
 
 MOST_MAPS = 3
@@ -190,7 +198,7 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
             ),
             *blocks,
         ]
-        if any(each.metrics for each in scored):
+        if any(each.metrics for each in scored) and not (len(part) == 1 and _repeats(part[0], scored)):
             several = any(len(each.seeds) > 1 for each in scored)
             caption = "what was tested" + "; means ± sample standard deviation over n seeds and folds" * several
             blocks.append(Grid(f"{name}-metrics", metric_table(scored, caption)))
@@ -207,6 +215,13 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
         blocks += notes_of(notes)
         title = f"Search: {part[0].artifact.counts.get('task')}, {runs.data_of(part[0].artifact.manifest)}"
         yield part, Section(name, title, blocks), tests, scored
+
+
+def _repeats(search: Given, scored: Sequence[Scored]) -> bool:
+    """Whether all that was measured are the losses by which a search of pre-training chose; its settings have them beside them."""
+    settings = search.artifact.counts["settings"].values()
+    are_losses = all(list(each.metrics) == [VALIDATION] for each in scored)
+    return are_losses and len(scored) == len(settings) and not any(FRESH in found for found in settings)
 
 
 def _measured(each: Given, prefix: str) -> list[Scored]:

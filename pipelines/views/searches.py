@@ -26,6 +26,8 @@ from pipelines.views.search_tables import labels_of_settings
 
 Runs = Mapping[tuple[int, int], Mapping[str, float | None]]
 """The test metrics of the chosen runs, by fold and seed."""
+VALIDATION = "validation loss"
+"""What is measured of pre-training, which has no test split."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def measured_runs(search: Artifact) -> list[dict[str, Any]]:
     if tested or "dataset" in search.manifest["inputs"]:
         return tested
     fresh = [row for row in rows if not row["selected_on"]] or rows
-    return [{**row, "test": {"validation loss": row["valid"]}} for row in fresh]
+    return [{**row, "test": {VALIDATION: row["valid"]}} for row in fresh]
 
 
 def _chosen_runs(search: Artifact, label: str) -> dict[tuple[int | None, tuple[str, ...] | None], Runs]:

@@ -25,7 +25,7 @@ from guidance.errors import InputError
 from pipelines import papers
 from pipelines.metrics.significance import holm, paired_t
 from pipelines.report import make, origin, published, results, training
-from pipelines.report.blocks import Grid, Items, Picture, Report, Section, as_latex, as_markdown
+from pipelines.report.blocks import Grid, Items, Picture, Report, Section, as_latex, as_markdown, file_name
 from pipelines.report.given import open_all
 from pipelines.report.page import as_html
 from pipelines.stages import evaluate, probe_importance
@@ -459,9 +459,10 @@ def test_models_that_cannot_be_compared_are_reported_apart(store: Store, names: 
 
 
 def searched(
-    store: Store, tested: dict[str, list[float]], *, every: bool, metric: str = "accuracy", **about: Any
+    store: Store, tested: dict[str, list[float]], *, every: bool, metric: str | None = "accuracy", **about: Any
 ) -> Artifact:
-    """A search over these settings, each with the test metric of its seeds; the first is chosen, and tested alone unless ``every``."""
+    """A search over these settings, each with the test metric of its seeds; the first is chosen, and tested alone unless ``every``.
+    Without a metric nothing is tested, as in pre-training."""
     best = next(iter(tested))
     rows = [
         {
@@ -474,8 +475,9 @@ def searched(
             "model": "",
             "valid": 1.0,
         }
-        | {"selected_on": True, "chosen": setting == best, "evaluation": "e" if every or setting == best else None}
-        | {f"test/{metric}": value if every or setting == best else None}
+        | {"selected_on": True, "chosen": setting == best}
+        | {"evaluation": "e" if metric and (every or setting == best) else None}
+        | ({f"test/{metric}": value if every or setting == best else None} if metric else {})
         for setting, values in tested.items()
         for seed, value in enumerate(values)
     ]
@@ -484,7 +486,7 @@ def searched(
     manifest = {"stage": "search", "stage_version": 1, "config": config, "inputs": inputs, **about}
     settings = {setting: {"mean": 1.0, "sd": 0.0, "chosen": 3 * (setting == best)} for setting in tested}
     with store.build("search", digest([tested, every]), manifest) as out:
-        schema = run_schema([metric])
+        schema = run_schema([metric] if metric else [])
         with out.parquet("runs.parquet", schema) as writer:
             writer.write_table(pa.Table.from_pylist(rows, schema))
         out.counts |= {
@@ -525,6 +527,16 @@ def test_what_is_the_same_for_every_model_is_not_tested(store: Store) -> None:
     for seed, (metric, n) in enumerate((("rouge1", 1), ("rouge1_lead", 0), ("rougeLsum_oracle_seen", 0))):
         search = searched(store, {"a=1": [0.5, 0.6], "a=2": [0.6, 0.8 + seed]}, every=True, metric=metric)
         assert len(make.make([search.reference], store)[0].facts["comparisons"]) == n, metric
+
+
+def test_losses_by_which_a_search_chose_stand_there_once(store: Store) -> None:
+    inputs = {"sequences": {"kind": "sequences", "recipe": "0" * 64, "content": "0" * 64}}
+    search = searched(store, {"a=1": [0.5], "a=2": [0.5]}, every=False, metric=None, inputs=inputs)
+    made, _ = make.make([search.reference], store)
+    names = [block.name for section in made.sections for block in section.blocks if isinstance(block, Grid)]
+    assert [name for name in names if name.startswith("search-1")] == [
+        f"search-1-{file_name(search.reference)}-settings"
+    ]
 
 
 def test_searches_of_one_setting_share_a_table(store: Store) -> None:

@@ -125,9 +125,19 @@ class Measures:
 
 
 def run_trials(
-    trials: Sequence[Trial], measures: Measures, config: Workers, store: Store, progress: Progress | None, *, test: bool
+    trials: Sequence[Trial],
+    measures: Measures,
+    config: Workers,
+    store: Store,
+    progress: Progress | None,
+    *,
+    test: bool,
+    called: str = "run",
 ) -> None:
     """Train runs, unless they exist, and with ``test`` measure them on the test split.
+
+    Args:
+        called: what messages call a run.
 
     Raises:
         InputError, NumericalError: some runs have failed; all others are done, and kept.
@@ -136,7 +146,7 @@ def run_trials(
     """
     is_dry, missing = isinstance(store, DryStore), set[int]()
     workers = not is_dry and (config.executor == "dask" or min(config.jobs, len(trials)) > 1)
-    names = [f"run {number} of {len(trials)}" for number in range(1, len(trials) + 1)]
+    names = [f"{called} {number} of {len(trials)}" for number in range(1, len(trials) + 1)]
     folder = os.getcwd()
     tasks = [
         (

@@ -34,7 +34,7 @@ from pipelines.lazy import np, pa, pq
 from pipelines.progress import log
 from pipelines.searching.config import MOST_RUNS, MOST_SUBSETS, AnyConfig, Config, PretrainConfig, SearchConfig
 from pipelines.searching.settings import Setting, axes_of, left_out_one_by_one, number_of_rows, settings_of, subsets
-from pipelines.searching.trials import Measures, Outcome, Start, Trial, mean_and_sd, run_trials
+from pipelines.searching.trials import Measures, Outcome, Start, Trial, has_test, mean_and_sd, run_trials
 from pipelines.stages import finetune, folds, missing, pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import DryArtifact, where_known
@@ -126,8 +126,8 @@ def run(data: str | Sequence[str], config: AnyConfig, *, store: Store, **options
         if config.test_seeds:
             tested = _with_test_seeds(tested, config)
             trials = sorted([*trials, *tested], key=_place)
-        if not test_all:
-            run_trials(tested, measures, config, store, progress, test=True)
+        if not test_all and (config.test_seeds or any(has_test(trial, store) for trial in tested)):
+            run_trials(tested, measures, config, store, progress, test=True, called="tested run")
 
         for trial in trials:
             trial.model = opened.enter_context(store.load(trial.outcome.model, kind="model"))

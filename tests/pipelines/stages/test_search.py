@@ -66,6 +66,7 @@ def test_the_setting_with_the_best_mean_validation_is_tested_and_no_other(
     assert statistics.fmean(row["valid"] for row in rows[2:]) > statistics.fmean(row["valid"] for row in rows[:2])
     assert [line.split()[0] for line in search_lines(made)[1:3]] == ["learning-rate=1e-06", "learning-rate=0.01"]
     assert "run 1 of 4: learning-rate=1e-06, seed 0" in caplog.messages
+    assert "tested run 1 of 2: learning-rate=0.01, seed 0" in caplog.messages
     tested = [row["test/accuracy"] for row in rows[2:]]
     assert made.counts["metrics"]["accuracy"] == {"mean": statistics.fmean(tested), "sd": statistics.stdev(tested)}
     for row in rows:

@@ -16,9 +16,10 @@ from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import model_folders
 from pipelines.views.comparison import common_labels
 
-INHERITED = ", inherited"
 KINDS = ("model", "search", "evaluation", "probe")
 """The kinds of artifacts that a report is about."""
+INHERITED = ", inherited"
+"""Stands behind the plan of the model that another one began from."""
 
 
 @dataclass(frozen=True)

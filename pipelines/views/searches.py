@@ -27,7 +27,7 @@ from pipelines.views.search_tables import labels_of_settings
 Runs = Mapping[tuple[int, int], Mapping[str, float | None]]
 """The test metrics of the chosen runs, by fold and seed."""
 VALIDATION = "validation loss"
-"""What is measured of pre-training, which has no test split."""
+"""What is measured of pre-training whose data have no test split."""
 
 
 @dataclass(frozen=True)

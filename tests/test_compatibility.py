@@ -34,7 +34,11 @@ EXPECTED = BEFORE / "expected"
 MAY_HAVE_RISEN = {"pretrain": 1, "build-corpus": 1, "build-dataset": 2, "build-tokenizer": 1}
 """Stages whose version may have risen since, and by how much at most."""
 
-ADDED_COUNTS = {"build-sequences": {"tokens_per_word"}}
+ADDED_COUNTS = {
+    "build-sequences": {"tokens_per_word"},
+    "pretrain": {"memory_bytes"},
+    "finetune": {"memory_bytes"},
+}
 """The counts that stages have made since."""
 
 # plans

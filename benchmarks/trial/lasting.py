@@ -220,6 +220,14 @@ def own(results: Results) -> Iterator[list[Run]]:
         yield from tune(results, "own", arm, its_plan)
 
 
+def final_own(results: Results) -> Iterator[list[Run]]:
+    """The winner with the settings that are best for it; then what it has in the best place, alone."""
+    label, plan, _ = winner(results)
+    settings = {**best_of(results, "own", label), "evaluate_every": 600}
+    for name, its_plan in {label: plan, best_place(results): mix(best_place(results))}.items():
+        yield [Run("final-own", f"{name}, own settings", seed, 3000, its_plan, settings) for seed in FINAL_SEEDS]
+
+
 def elsewhere(results: Results, phase: str, data: str = "books", **changes: Any) -> Iterator[list[Run]]:
     """The finalists on another text, or with another architecture."""
     settings = {**best_plain(results), **changes}
@@ -285,6 +293,7 @@ PHASES = {
     "together": together,
     "final": final,
     "own": own,
+    "final-own": final_own,
     "muon": muon,
     "final-roberta": final_roberta,
     "final-oromo": final_oromo,

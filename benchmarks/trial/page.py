@@ -51,7 +51,8 @@ def blocks_of(phase: str, results: Results, floors: Mapping[str, float], costs: 
     if phase.startswith("use"):
         yield Grid(f"{phase}-scores", scores(rows))
         return
-    yield Grid(f"{phase}-losses", losses(rows))
+    beside = [row for row in results.of("final") if row["label"] != SHAM] if phase == "final-own" else []
+    yield Grid(f"{phase}-losses", losses([*beside, *rows]))
     if phase == "final":
         yield from comparisons(phase, rows, winner(results)[0], (NONE, FIXED, SHAM))
     if phase == "causal-final":

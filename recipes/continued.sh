@@ -3,9 +3,9 @@
 #
 # MODEL is the folder of an encoder, by default of all-MiniLM-L6-v2, which the extra `models` of guide installs too.  It has no head for
 #   masked words, so it gets a new one on its own embedding.  Its pieces of words are English: guide prints how many Oromo words need.
-# All models have the same rate.  The report has a short search over three for the plain model, on the first text, which says whether
-#   another would be better.
-# Costs: tiny an estimated two hours of one core, for this model of 22.7 million parameters; it has not been run to its end yet.
+# All models have the same rate, which was the best of three for the plain model on the novels.  The report has the same short search on
+#   your first text, and says whether another would be better.
+# Costs: tiny two hours of one core, for this model of 22.7 million parameters.
 #
 # For your own text copy this file, and change the line that has a number; it counts at tiny scale.
 . "$(dirname "$0")/common.sh"

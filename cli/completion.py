@@ -19,13 +19,14 @@ Complete = Callable[[Any], list[str]]
 """From the context of a half-written command line to the words to offer; Typer drops those that begin differently."""
 
 BEFORE = "_GUIDE_COMPLETE_BEFORE"
-"""The environment variable with the part of the last word that bash leaves as it is, such as ``preset:``."""
+"""The environment variable with the beginning of the last word that bash keeps, such as ``preset:``; bash replaces only what follows."""
 
 
 def join_words(environ: MutableMapping[str, str]) -> None:
-    """Undo how bash divides words at ``:``, ``@`` and ``=``.  Of the last word its last part is completed; the rest is in `BEFORE`.
+    """Put the words of a command line together again that bash has divided at ``:``, ``@`` and ``=``.
 
-    Bash gives ``--plan=preset:ag`` as the words --plan, =, preset, : and ag, and replaces ag alone.
+    Bash passes ``--plan=preset:ag`` as the words --plan, =, preset, : and ag, and completes ag alone.  So the last word stays divided:
+    its last part remains in ``COMP_WORDS``, and the parts before it go to `BEFORE`.
     """
     words = environ.get("COMP_WORDS", "").split("\n")[: int(environ.get("COMP_CWORD") or 0) + 1]
     joined: list[list[str]] = [[]]  # the parts of each word
@@ -47,7 +48,7 @@ def _is_break(word: str) -> bool:
 
 
 def _offered(words: Iterator[str]) -> list[str]:
-    """The words that go on from `BEFORE`, without it, each once."""
+    """The words that begin with `BEFORE`, without that beginning; each once."""
     before = os.environ.get(BEFORE, "")
     return list(dict.fromkeys(word.removeprefix(before) for word in words if word.startswith(before)))
 

@@ -95,8 +95,10 @@ def processes(world: int, function: Callable[[int], object], *, seconds: int = 6
 
 
 def _all_ended(pids: Sequence[int]) -> list[int]:
-    """The exit codes of processes.  As ``torchrun`` does, kill those that still run some time after one has failed: gloo, which may
-    wait for a dead process for half an hour, is left by no signal but SIGKILL."""
+    """The exit codes of processes.
+
+    Those that still run some time after one has failed are killed, as ``torchrun`` does: gloo may wait half an hour for a dead process.
+    """
     codes: dict[int, int] = {}
     patience = None
     while len(codes) < len(pids):

@@ -19,7 +19,7 @@ from pipelines.views.comparison import common_labels
 KINDS = ("model", "search", "evaluation", "probe")
 """The kinds of artifacts that a report is about."""
 INHERITED = ", inherited"
-"""Stands behind the plan of the model that another one began from."""
+"""Follows the name of a plan that a model was not given itself, but has from the model that it was initialised from."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,11 @@ class Runs:
         return f"{name}, random weights" if name and is_random else name
 
     def plan_of(self, manifest: Mapping[str, Any]) -> str:
-        """What people call the plan of a run, or else of the model that it measures, or that it began from and whose guides stayed;
-        empty if it has none."""
+        """The name of the plan of a run; empty if it has none.
+
+        An evaluation or a probe has the plan of its model.  A model that was given no plan has that of the model it was initialised from,
+        if guides of it are left.
+        """
         if own := plan_of(manifest.get("config", {})):
             return own
         if manifest["kind"] != "model":

@@ -239,8 +239,8 @@ def cost(runs: Runs) -> Section:
     said = (
         f"All of it took {sum(by_recipe.values()):,.1f} seconds, {before:,.1f} of them to make what these runs read. Seconds are those of "
         "the machine that made them, whatever else it did. Those of a search include the runs that it made. Of a training that was "
-        "interrupted, all steps count, but validations and saving only since it went on for the last time. Memory is the most that a "
-        "training took at once: on a GPU for its tensors, else of the process with all its libraries."
+        "interrupted, all steps count, but validations and saving only since it went on for the last time. Memory is the peak of "
+        "the first process since a training began or went on: of the tensors on a GPU, else of the process with all its libraries."
     )
     versions = {
         name: version for each in runs.given for name, version in each.artifact.manifest.get("packages", {}).items()

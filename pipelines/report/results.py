@@ -76,7 +76,7 @@ def evaluation_parts(runs: Runs) -> Iterator[tuple[list[Given], list[Scored]]]:
 
 
 def _named_by_models(part: Sequence[Given], runs: Runs) -> list[Given]:
-    """The same evaluations; those that were given by an id are called as their models, if the names of all then differ."""
+    """The same evaluations, with the names of their models in place of ids; unchanged if two of them would have the same name."""
     labels = [
         runs.model_of(each.artifact.manifest) if each.label == each.artifact.reference else each.label for each in part
     ]
@@ -218,7 +218,7 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
 
 
 def _repeats(search: Given, scored: Sequence[Scored]) -> bool:
-    """Whether all that was measured are the losses by which a search of pre-training chose; its settings have them beside them."""
+    """Whether a search has measured only the validation losses that its table of settings shows already."""
     settings = search.artifact.counts["settings"].values()
     are_losses = all(list(each.metrics) == [VALIDATION] for each in scored)
     return are_losses and len(scored) == len(settings) and not any(FRESH in found for found in settings)

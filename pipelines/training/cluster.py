@@ -67,23 +67,23 @@ class Cluster:
         """
         return self.sum({"value": value if self.leads else 0.0})["value"]
 
-    def count_memory(self) -> None:
-        """Begin `most_memory` anew, where the system can: it counts from the start of the process elsewhere."""
+    def reset_peak_memory(self) -> None:
+        """Measure `peak_memory` from here on.  Of a process only Linux can; elsewhere its peak is that since it started."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         with suppress(OSError):  # only Linux has this file
             Path("/proc/self/clear_refs").write_text("5")
 
-    def most_memory(self) -> int:
-        """The most memory that was taken at once, in bytes: tensors on a CUDA device, or this process with all its libraries."""
+    def peak_memory(self) -> int:
+        """The peak memory in bytes: of the tensors on a CUDA device; on a CPU, of this process with all its libraries."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         with suppress(OSError):
             status = Path("/proc/self/status").read_text()
             if known := re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE):
                 return int(known[1]) << 10
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most << 10
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak << 10
 
     @contextmanager
     def only_leader(self) -> Iterator[bool]:

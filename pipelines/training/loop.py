@@ -52,7 +52,7 @@ class Outcome:
         best: the step of each kept validation, and its loss, or its metric if one selects; the best one first.
         tallies: what the learner counted in all processes since the first step.
         facts: see `_Loop._circumstances`.
-        memory: see `Cluster.most_memory`; of the leading process, since the run began or went on.
+        memory: the peak of the leading process, in bytes, since the run began or was resumed; see `Cluster.peak_memory`.
     """
 
     last: dict[str, float]
@@ -162,7 +162,7 @@ class _Loop:
     def run(self) -> Outcome:
         settings, cluster = self.settings, self.cluster
         stop = StopRequest(settings.max_time, speaks=cluster.leads)
-        cluster.count_memory()
+        cluster.reset_peak_memory()
         with cluster.only_leader() as leads:
             if leads:
                 self.checkpoints.prepare()
@@ -205,7 +205,7 @@ class _Loop:
         tallies = cluster.sum(self.learner.tallies())
         if self.is_sharded:
             make_whole(self.bare, keep=cluster.leads)
-        return Outcome(self.last, self.metrics.path, self.best, tallies, self._circumstances(), cluster.most_memory())
+        return Outcome(self.last, self.metrics.path, self.best, tallies, self._circumstances(), cluster.peak_memory())
 
     def _report(self, row: Mapping[str, float]) -> None:
         if self.cluster.leads:

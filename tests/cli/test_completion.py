@@ -29,7 +29,7 @@ def complete(guide, monkeypatch, capsys):
     store.begin("model", going(store, metrics([1.0])).removeprefix("model/"), "half")
 
     def call(line: str) -> set[str]:
-        words = re.split(r" |(?<=[:@=])|(?=[:@=])", line)  # as bash does, with what stands between them dropped
+        words = re.findall(r"[:@=]|[^ :@=]+", line) + [""] * line.endswith(" ")  # as bash divides it
         monkeypatch.setenv("_GUIDE_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", "\n".join(words))
         monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))

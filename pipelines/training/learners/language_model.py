@@ -90,7 +90,7 @@ class LanguageModel(Learner):
         return unigram_nats(self.splits["train"].ids, self.validated_ids(), self.words)
 
     def validated_ids(self) -> np.ndarray:
-        """The ids that are predicted in validation; special tokens among them are left out by the floor."""
+        """The ids that are predicted in validation.  Special tokens may be among them; `floor` leaves them out."""
         valid = self.splits["valid"]
         ids: np.ndarray = valid.ids[: int(valid.lengths[: self.num_valid].sum())]
         return ids

@@ -31,7 +31,7 @@ from guidance.patterns.features import FEATURES, INPUTS, TABLES, Vocabulary, is_
 from guidance.patterns.predicates import AttentionScope, Pairs, Predicate
 from guidance.plan import Plan
 from guidance.site_plans import HeadAssignment
-from guidance.sites import EXTRA, Site
+from guidance.sites import EXTRA, Site, is_added
 
 
 class Handle(GuidedModel):
@@ -134,7 +134,7 @@ class Handle(GuidedModel):
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that the plan added to the model, for optimizer groups of their own."""
         for name, parameter in self.model.named_parameters():
-            if EXTRA in name.split("."):
+            if is_added(name):
                 yield parameter
 
     def install(self, head_widths: Mapping[nn.Module, int] | None = None) -> None:

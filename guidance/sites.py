@@ -19,6 +19,11 @@ EXTRA = "guided"
 """The attribute of an attention module that holds the parameters that a plan adds to it."""
 
 
+def is_added(name: str) -> bool:
+    """Whether a parameter of this name is one that a plan has added."""
+    return EXTRA in name.split(".")
+
+
 @dataclass(frozen=True)
 class Site:
     """One call of an attention module: ``stack`` is encoder or decoder, ``attention`` self, cross, or pal for added heads.

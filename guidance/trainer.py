@@ -58,6 +58,7 @@ class GuidedTrainer(Trainer):
         tokenizer: Any = None,
         columns: Iterable[str] | None = None,
         tables: Mapping[str, Any] | None = None,
+        added_learning_rate: float | None = None,
         **options: Any,
     ) -> None:
         """Install the plan, then build the trainer.
@@ -66,6 +67,8 @@ class GuidedTrainer(Trainer):
             plan: a plan, its file, or ``preset:ag`` and its like.
             tokenizer: for patterns that look for certain tokens; saved with the model.
             columns, tables: see `guidance.installation.install`.
+            added_learning_rate: peak learning rate of the weights that the plan adds to the model, such as those of ``mix`` and
+                ``gate``; by default that of ``args``.
             options: further arguments of ``Trainer``: datasets, collator, metrics, callbacks.  The default collator is
                 `guidance.collator.FeatureCollator` if there is a tokenizer.
 
@@ -77,6 +80,7 @@ class GuidedTrainer(Trainer):
         self.handle = install(model, plan, tokenizer, columns=columns, tables=tables)
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             options.setdefault("data_collator", FeatureCollator(tokenizer))
+        self._added_rate = added_learning_rate
         self._parts: dict[str, Tensor] = {}
         self._parts_since = 0
         self._has_best = False
@@ -101,6 +105,18 @@ class GuidedTrainer(Trainer):
         """The parameters that weight decay shrinks; those of gates are not among them."""
         steady = not_decaying(model)
         return [name for name in super().get_decay_parameter_names(model) if name not in steady]
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """The optimizer, in which the weights that the plan has added may have a learning rate of their own."""
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if is_new and self._added_rate is not None:
+            added = set(self.handle.parameters())
+            for group in list(optimizer.param_groups):
+                if own := [weight for weight in group["params"] if weight in added]:
+                    group["params"] = [weight for weight in group["params"] if weight not in added]
+                    optimizer.add_param_group({**group, "params": own, "lr": self._added_rate})
+        return optimizer
 
     # one step
 

@@ -63,13 +63,14 @@ def _models(runs: Runs, plans: Mapping[str, Plan]) -> Iterable[str]:
         of = f"of at most {tokens:,} tokens" if tokens else f"of {batch} sequences" if batch else ""
         steps = counts.get("steps") or config.get("steps")
         how = [f"for {steps:,} steps" if isinstance(steps, int) else "", of]
-        rate = config.get("learning_rate")
+        rate, own = config.get("learning_rate"), config.get("added_learning_rate")
         by = " by Muon and AdamW" if config.get("optimizer") == "muon" else ""
         verb = "pre-trained" if first.artifact.manifest["stage"] == "pretrain" else "fine-tuned"
         yield (
             f"{label}: {counted(len(group), 'model')}{about} {'was' if len(group) == 1 else 'were'} {verb} ({objective_of(first)}) on "
             f"{runs.data_of(first.artifact.manifest)} {' '.join(filter(None, how))}{by}"
             + (f", with a learning rate of {rate:g}" if isinstance(rate, int | float) else "")
+            + (f" ({own:g} for the weights that the plan adds)" if isinstance(own, int | float) else "")
             + f" and {'seed' if len(group) == 1 else 'seeds'} {seeds}."
         )
         rows = [" ".join(dict.fromkeys((guide.mechanism, guide.label))) for guide in plan.guides if guide.enabled]

@@ -31,7 +31,7 @@ class Best:
 class TrainingConfig(ModelConfig):
     """Settings of a training run; those of a single objective or task are in its row."""
 
-    later: ClassVar[Set[str]] = frozenset({"optimizer"})
+    later: ClassVar[Set[str]] = frozenset({"optimizer", "added_learning_rate"})
 
     steps: int = Field(1000, ge=1, description="Optimizer steps.")
     epochs: float | None = Field(None, gt=0, description="Passes over the training sequences, instead of --steps.")
@@ -42,6 +42,12 @@ class TrainingConfig(ModelConfig):
         "AdamW's, and all other weights by AdamW.",
     )
     learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate.")
+    added_learning_rate: float | None = Field(
+        None,
+        gt=0,
+        description="Peak learning rate of the weights that the plan adds to the model, such as those of `mix` and `gate`, which are new "
+        "even where a model of --init is not; by default --learning-rate.",
+    )
     schedule: Literal["linear", "cosine", "constant", "inverse-sqrt"] = Field(
         "linear", description="Course of the learning rate after warm-up; inverse-sqrt as 1 / √step."
     )

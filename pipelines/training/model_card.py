@@ -37,6 +37,8 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
         if config.optimizer == "adamw"
         else ", by Muon for the matrices between embeddings and head and by AdamW for the rest"
     )
+    rate = config.added_learning_rate
+    added = f"; weights that its plan added, with a learning rate of {rate:g}" if rate else ""
     best = ""
     if "best/config.json" in out.files:
         step, value = outcome.best[0]
@@ -57,7 +59,7 @@ tags: [attention-guidance]
 
 # A {folders[0].model.config.model_type} {about.words}
 
-Trained by `guide {run.config.row.command}` for {out.counts["steps"]} steps of {batch}, seed {config.seed}{muon}:
+Trained by `guide {run.config.row.command}` for {out.counts["steps"]} steps of {batch}, seed {config.seed}{muon}{added}:
 {out.counts["parameters"]:,} parameters. {origin}{guided}
 
 ## Data

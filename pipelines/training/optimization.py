@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from guidance.mechanisms.adversary import AdversaryWeights
 from guidance.mechanisms.base import not_decaying
+from guidance.sites import is_added
 from pipelines.training.config import TrainingConfig
 from pipelines.training.sharding import part_of, whole_of
 
@@ -32,26 +34,35 @@ class Optimizer:
         self._clipped = clipped_together(model)
         steady, hidden = not_decaying(model), hidden_matrices(model) if given.optimizer == "muon" else set()
         weights = self._weights.items()
-        by_muon = [p for name, p in weights if name in hidden]
-        by_adamw = [(name, p) for name, p in weights if name not in hidden]
-        decaying = {name for name, p in by_adamw if p.ndim > 1} - steady  # nor do biases and norms
+        by_muon = {name: p for name, p in weights if name in hidden}
+        by_adamw = {name: p for name, p in weights if name not in hidden}
+        decaying = {name for name, p in by_adamw.items() if p.ndim > 1} - steady  # nor do biases and norms
+        decay = given.weight_decay
         self._optimizers: dict[str, torch.optim.Optimizer] = {
             "adamw": torch.optim.AdamW(
                 [
-                    {"params": [p for name, p in by_adamw if name in decaying], "weight_decay": given.weight_decay},
-                    {"params": [p for name, p in by_adamw if name not in decaying], "weight_decay": 0.0},
+                    *self._groups({name: p for name, p in by_adamw.items() if name in decaying}, decay),
+                    *self._groups({name: p for name, p in by_adamw.items() if name not in decaying}, 0.0),
                 ],
                 lr=given.learning_rate,
                 betas=(given.beta1, given.beta2),
                 eps=given.epsilon,
-                fused=all(p.is_cuda for _, p in by_adamw) or None,  # on a CPU its last bits differ
+                fused=all(p.is_cuda for p in by_adamw.values()) or None,  # on a CPU its last bits differ
             )
         }
         if by_muon:
             self._optimizers["muon"] = torch.optim.Muon(
-                by_muon, lr=given.learning_rate, weight_decay=given.weight_decay, adjust_lr_fn="match_rms_adamw"
+                self._groups(by_muon, decay), lr=given.learning_rate, adjust_lr_fn="match_rms_adamw"
             )
         self._kinds = {name: "muon" if name in hidden else "adamw" for name in self._weights}
+
+    def _groups(self, weights: Mapping[str, nn.Parameter], decay: float) -> list[dict[str, Any]]:
+        """Weights in groups of one learning rate, whose ``share`` is that rate over the model's."""
+        own = (self.given.added_learning_rate or self.given.learning_rate) / self.given.learning_rate
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, weight in weights.items():
+            groups.setdefault(own if is_added(name) else 1.0, []).append(weight)
+        return [{"params": group, "weight_decay": decay, "share": share} for share, group in groups.items()]
 
     def __len__(self) -> int:
         """How many weights have moments; weights that never had a gradient have none."""
@@ -63,10 +74,10 @@ class Optimizer:
         return {name: whole_of(nn.utils.clip_grad_norm_(group, most)) for name, group in self._clipped.items()}
 
     def update(self, rate: float) -> None:
-        """Update the weights at this learning rate, and drop the gradients."""
+        """Update the weights at this learning rate, those that a plan has added in proportion, and drop the gradients."""
         for optimizer in self._optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["share"]
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 

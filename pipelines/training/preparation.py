@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError, counted
 from guidance.plan import Plan
+from guidance.sites import is_added
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.batches import Examples
 from pipelines.training.config import TrainingConfig
@@ -20,6 +21,7 @@ from pipelines.training.plan_inputs import features, inputs_of, read_tables
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import nn
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Prepared:
             *_too_few_examples(self.order, inputs_of("sequences", inputs)),
             *_without_effect(config, self.settings.steps),
             *_short_masking_run(inputs.get("masking"), self.settings.steps),
+            *_nothing_added(config, self.learner.model),
         ]
 
 
@@ -110,6 +113,13 @@ def order_of(config: Any, lengths: np.ndarray, sizes: Sequence[int]) -> AnyOrder
     if config.sampling:
         return MixedOrder(sizes, config.sampling, config.batch_size, config.seed)
     return Order(len(lengths), config.batch_size, config.seed)
+
+
+def _nothing_added(config: Any, model: nn.Module) -> list[str]:
+    """A warning for a learning rate of weights that no plan has added."""
+    if config.added_learning_rate is None or any(is_added(name) for name, _ in model.named_parameters()):
+        return []
+    return ["--added-learning-rate has no effect: the plan adds no weights to the model"]
 
 
 def _too_few_examples(order: AnyOrder, corpora: Sequence[Artifact]) -> list[str]:

@@ -15,6 +15,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "Optimizer": (
         "optimizer",
         "learning_rate",
+        "added_learning_rate",
         "schedule",
         "warmup_steps",
         "weight_decay",
@@ -44,6 +45,6 @@ FINETUNE_TOPICS = {
     "Guidance": (*TOPICS["Guidance"], "parser"),
     "Adversarial training": tuple(AdversarialConfig.model_fields),
     "Batches": ("epochs", "steps", *TOPICS["Batches"][2:]),
-    "Optimizer": (*TOPICS["Optimizer"][:4], "warmup_fraction", *TOPICS["Optimizer"][4:]),
+    "Optimizer": (*TOPICS["Optimizer"][:5], "warmup_fraction", *TOPICS["Optimizer"][5:]),
     "Validation and checkpoints": ("evaluate_every", "patience", *TOPICS["Validation and checkpoints"][1:]),
 }

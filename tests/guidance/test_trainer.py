@@ -69,7 +69,11 @@ def arguments(folder: Path, **changes: Any) -> TrainingArguments:
 
 
 def trainer(folder: Path, family: str = "bert", plan: Any = PLAN, rows: Any = None, **changes: Any) -> GuidedTrainer:
-    own = {key: changes.pop(key) for key in ("eval_dataset", "callbacks", "tokenizer", "model") if key in changes}
+    own = {
+        key: changes.pop(key)
+        for key in ("eval_dataset", "callbacks", "tokenizer", "model", "added_learning_rate")
+        if key in changes
+    }
     return GuidedTrainer(
         **({"model": tiny_model(family)} | own),
         args=arguments(folder, **changes),
@@ -303,6 +307,20 @@ def test_weight_decay_leaves_gates_alone_and_shrinks_adversaries(tmp_path: Path)
     assert decay[f"{layer}query.weight"] == decay[f"{layer}guided.adversary1.query.weight"] == 0.5
     assert decay[f"{layer}query.bias"] == decay[f"{layer}guided.gate0.weight"] == 0
     assert decay.keys() == {name for name, p in made.model.named_parameters() if p.requires_grad}
+
+
+def test_added_weights_may_have_a_learning_rate_of_their_own_which_follows_the_schedule(tmp_path: Path) -> None:
+    made = trainer(tmp_path, plan=GATED, weight_decay=0.5, learning_rate=1e-2, added_learning_rate=4e-2)
+    made.create_optimizer_and_scheduler(num_training_steps=4)
+    added = {id(parameter) for parameter in made.handle.parameters()}
+    groups = made.optimizer.param_groups
+    assert {group["lr"] for group in groups if added & {id(p) for p in group["params"]}} == {4e-2}
+    assert {group["lr"] for group in groups if not added & {id(p) for p in group["params"]}} == {1e-2}
+    known = [id(p) for group in groups for p in group["params"]]
+    assert sorted(known) == sorted(id(p) for p in made.model.parameters() if p.requires_grad)
+    made.optimizer.step()
+    made.lr_scheduler.step()
+    assert sorted({group["lr"] for group in groups}) == pytest.approx([1e-2 * 3 / 4, 4e-2 * 3 / 4])
 
 
 def test_evaluation_applies_a_plan_that_shapes_outputs(tmp_path: Path) -> None:

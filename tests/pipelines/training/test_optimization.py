@@ -125,6 +125,43 @@ def test_muon_decays_matrices_and_no_gate() -> None:
         torch.testing.assert_close(p.detach(), torch.full_like(p, expected))
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_weights_that_a_plan_adds_may_have_a_rate_of_their_own(kind: str) -> None:
+    """One step of a rate three times as high is three times as long for them, and the same for all other weights."""
+    steps = {}
+    for own in (None, 0.03):
+        model, handle = installed("bert", "all mechanisms")
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer = Optimizer(model, given(optimizer=kind, learning_rate=0.01, added_learning_rate=own))
+        drawn = torch.Generator().manual_seed(0)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=drawn)
+        optimizer.update(0.01)
+        steps[own] = {name: p.detach() - before[name] for name, p in model.named_parameters() if p.requires_grad}
+    added = {id(p) for p in handle.parameters()}
+    assert {"guided" in name for name in steps[None]} == {True, False}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            times = 3 if id(p) in added else 1
+            torch.testing.assert_close(steps[0.03][name], times * steps[None][name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_rate_of_added_weights_counts_in_the_recipe_stands_in_the_card_and_warns_where_nothing_is_added(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    for config in (trainings.config, finetune.Config, searching.Config, searching.PretrainConfig):
+        assert "added_learning_rate" not in config().recipe()
+        assert config(added_learning_rate=0.1).recipe()["added_learning_rate"] == 0.1
+    mixed = trainings.train(store, plan=["preset:neighbours"]).artifact
+    faster = trainings.train(store, plan=["preset:neighbours"], added_learning_rate=0.1).artifact
+    assert trainings.files_of(faster) != trainings.files_of(mixed)
+    assert "weights that its plan added, with a learning rate of 0.1" in (faster.path / "README.md").read_text()
+    assert "its plan added" not in (mixed.path / "README.md").read_text()
+    assert "has no effect" not in caplog.text
+    trainings.train(store, added_learning_rate=0.1)
+    assert "--added-learning-rate has no effect: the plan adds no weights" in caplog.text
+
+
 def test_a_run_with_muon_continues_with_the_same_bits_and_says_so(store: Store, tmp_path: Path) -> None:
     whole = trainings.train(store, optimizer="muon").artifact
     other = Store(tmp_path / "stopped")

@@ -38,8 +38,9 @@ ALWAYS: Cuts = {
     ("guidance.guided_model", "GuidedModel._check_tables"): "return None",
     ("guidance.sites", "_score_table"): _NEVER,
     ("guidance.sites", "_ranked"): _NEVER,
-    # nobody asks it what its patterns have matched
+    # nobody asks it what its patterns have matched, or what its plan has added
     ("guidance.batch", "BatchGuidance._count"): "return None",
+    ("guidance.installation", "Handle.parameters"): _NEVER,
     # losses and attacks are left out
     ("guidance.batch", "BatchGuidance.attack"): _NEVER,
     ("guidance.attention.logsumexp", "fitting"): "return ()",

@@ -340,6 +340,7 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
         "together": 5,
         "final": 15,
         "own": 20,
+        "own-of-winner": 2,
         "final-own": 6,
         "muon": 5,
         "final-roberta": 9,

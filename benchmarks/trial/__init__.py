@@ -26,6 +26,8 @@ About what lasts (`lasting`):
     final     none, fixed heads, the winner of the three phases before, and its sham, 3,000 steps; afterwards the best place
               alone, where the winner has something beside it
     own       fixed heads and the winner over as many settings as the plain runs had, 1,200 steps; seed 100
+    own-of-winner
+              none and fixed heads with the settings that were best for the winner, 1,200 steps; seed 100
     final-own the winner with the settings that were best for it, 3,000 steps; then the best place alone with them
     muon      plain runs with the optimizer Muon over rates, then fixed heads and the winner at the best of them, 1,200 steps;
               seed 100

@@ -220,6 +220,13 @@ def own(results: Results) -> Iterator[list[Run]]:
         yield from tune(results, "own", arm, its_plan)
 
 
+def own_of_winner(results: Results) -> Iterator[list[Run]]:
+    """None and fixed heads with the settings that are best for the winner."""
+    settings = best_of(results, "own", winner(results)[0])
+    plans = {NONE: None, FIXED: fixed()}
+    yield [Run("own-of-winner", label, SEARCH_SEED, 1200, plan, settings) for label, plan in plans.items()]
+
+
 def final_own(results: Results) -> Iterator[list[Run]]:
     """The winner with the settings that are best for it; then what it has in the best place, alone."""
     label, plan, _ = winner(results)
@@ -293,6 +300,7 @@ PHASES = {
     "together": together,
     "final": final,
     "own": own,
+    "own-of-winner": own_of_winner,
     "final-own": final_own,
     "muon": muon,
     "final-roberta": final_roberta,

@@ -63,7 +63,10 @@ def make(
         ]
         sections: list[Section] = [origin.lineage(runs)]
         if table is not None:
-            sections.append(published.section(table, _ours(runs, compared, parts), placing))
+            ours = _ours(runs, compared, parts)
+            sections.append(published.section(table, ours, placing))
+            if unused := placing.unused(name for each in ours for name in each.names):
+                notes.append(f"no run fits {', '.join(unused)}")
         sections += training.sections(compared, of_training)
         sections += [section for _, section, _, _ in parts]
         if (shown := attention.section(runs, text, notes)) is not None:

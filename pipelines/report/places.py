@@ -30,6 +30,12 @@ class Places:
         row, column = (_first(pairs, names) for pairs in (self.rows, self.columns))
         return None if row is None or column is None else (row, column)
 
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """The flags whose pattern fits none of these names."""
+        names = list(names)
+        flags = [("--row", pair) for pair in self.rows] + [("--column", pair) for pair in self.columns]
+        return [f"{flag} {pair[0]}={pair[1]}" for flag, pair in flags if _first([pair], names) is None]
+
 
 def places(table: PaperTable, rows: Sequence[str], columns: Sequence[str]) -> Places:
     """What ``--row`` and ``--column`` say, each ``PATTERN=NAME``.  Where a table has one column, all runs are of it.
@@ -63,5 +69,5 @@ def _pair(table: PaperTable, what: str, given: str, known: Sequence[str]) -> tup
     return pattern, name
 
 
-def _first(pairs: Pairs, names: Sequence[str]) -> str | None:
+def _first(pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> str | None:
     return next((place for pattern, place in pairs if any(fnmatchcase(name, pattern) for name in names)), None)

@@ -166,6 +166,8 @@ def test_runs_without_a_row_of_the_table_stand_below_it(store: Store, names: lis
     }  # of a group one is enough
     made, _ = make.make(names, store, paper="a-table3", rows=AG[:1], columns=["*=Oromo"])
     assert [row[1] for row in grid(made, "paper-table").cells if row[0] == "ours"] == ["guided-*"]
+    made, _ = make.make(names, store, paper="a-table3", rows=[*AG[:1], "giuded-*=RoBERTa-8-AG"], columns=["*=Oromo"])
+    assert "no run fits --row giuded-*=RoBERTa-8-AG" in made.facts["notes"]
     made, _ = make.make(names, store, paper="a-table3", rows=AG)  # which language is not said
     assert not [
         block

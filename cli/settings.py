@@ -80,7 +80,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     if len(data) > SIZE_LIMIT:
         raise InputError(f"{str(path)!r}: larger than {SIZE_LIMIT >> 20} MB")
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{str(path)!r}: not TOML ({error})") from error
     except RecursionError as error:

@@ -270,7 +270,10 @@ class BeforeCall:
 
 
 def _is_own_mask(name: str, value: Any) -> bool:
-    """Whether an argument of a model is a mask that says for each query which keys it may see, (B, 1, Q, K)."""
+    """Whether an argument of a model is a mask that says for each query which keys it may see, (B, 1, Q, K), or one for each kind
+    of layer."""
+    if isinstance(value, Mapping):
+        return any(_is_own_mask(name, mask) for mask in value.values())
     return name.endswith("attention_mask") and isinstance(value, Tensor) and value.dim() == 4
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-from guidance.errors import PlanError, UnknownName
+from guidance.errors import PlanError, UnknownName, did_you_mean
 from guidance.mechanisms import MECHANISMS
 from guidance.mechanisms.base import Mechanism
 from guidance.options import MOST_DIGITS, check_digits, read_options, too_many_digits
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.pattern import Pattern
-from guidance.sites import Selector
+from guidance.sites import Selector, check_selector
 
 PARTS = ("model", "generator", "discriminator")
 STACKS = ("encoder", "decoder")
@@ -187,7 +187,9 @@ class Guide:
         """Raises PlanError if pattern, mechanism and options do not fit each other."""
         kind = MECHANISMS[self.mechanism]
         if kind.takes_pattern and not self.pattern:
-            raise PlanError(f"{self.mechanism} acts through a pattern; the row has none")
+            misspelt = [f"unknown key {key!r}{near}" for key in self.options if (near := did_you_mean(key, KEYS))]
+            hint = "; ".join(misspelt) or None
+            raise PlanError(f"{self.mechanism} acts through a pattern; the row has none", hint=hint)
         if self.pattern and not kind.takes_pattern:
             raise PlanError(f"{self.mechanism} takes no pattern", hint="leave the pattern out")
         known = (*(self._pattern_options if kind.takes_pattern else ()), *kind.option_names())
@@ -393,4 +395,6 @@ def selectors_of(key: str, value: Any) -> tuple[Selector, ...]:
         raise PlanError(f"{key} = {value!r} is not a list of numbers and rules")
     if any(map(_TOO_MANY_DIGITS.search, map(str, listed))):
         raise too_many_digits(f"{key} has")
+    for selector in listed:
+        check_selector(selector, "head" if key == "heads" else "layer")
     return tuple(listed)

@@ -155,6 +155,11 @@ class Handle(GuidedModel):
                 "another plan shapes the outputs of this model already",
                 hint="remove that plan first, or put the rows of both into one plan",
             )
+        if self.model.config._attn_implementation == NAME and not installed_in(self.model):
+            raise InputError(
+                "this model shares its configuration object with a guided one, whose plan stands in it",
+                hint="build each model from an object of its own: copy.deepcopy(config)",
+            )
         self.is_installed = True
         try:
             self._undo.append(adapt(self.model, guided_attention))

@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from guidance.errors import InputError, PlanError, UnknownName
+from guidance.errors import InputError, PlanError, UnknownName, did_you_mean
 from guidance.guide import DEFAULTS, KEYS, Guide, selectors_of
 from guidance.mechanisms import MECHANISMS
 from guidance.models.added_heads import Pal
@@ -233,7 +233,7 @@ class Plan:
                 data = file.read(SIZE_LIMIT + 1)
             if len(data) > SIZE_LIMIT:
                 raise PlanError(f"{text}: larger than a plan can be")
-            return cls.parse(data.decode(), source=text)
+            return cls.parse(data.decode("utf-8-sig"), source=text)
         except OSError as error:
             raise PlanError(f"{text}: cannot be read ({os.strerror(error.errno or 0)})", hint=_PLANS) from error
         except UnicodeDecodeError as error:
@@ -264,7 +264,10 @@ def _guide(row: Any) -> Guide:
     if not isinstance(row, dict):
         raise PlanError("a guide is a table")
     if "mechanism" not in row:
-        raise PlanError("it has no mechanism")
+        misspelt = [
+            f"unknown key {key!r}{near}" for key in row if key not in KEYS and (near := did_you_mean(key, KEYS))
+        ]
+        raise PlanError("it has no mechanism", hint="; ".join(misspelt) or None)
     keys = {key: value for key, value in row.items() if key in KEYS}
     return Guide(**keys, options={key: value for key, value in row.items() if key not in KEYS})
 

@@ -56,7 +56,7 @@ class Prompt:
             if not places:
                 raise InputError(f"the prompt does not have what should be marked: {mark!r}")
             spans += places
-        return cls(bare, tuple(sorted(spans)))
+        return cls(bare, tuple(sorted(set(spans))))
 
     @staticmethod
     def has_marks(text: str) -> bool:

@@ -13,10 +13,7 @@ from guidance.mechanisms.attacks import AttackMechanism
 from guidance.mechanisms.base import CONTRIBUTIONS, Mechanism
 from guidance.patterns import PATTERNS
 from guidance.plan import Plan
-from guidance.sites import Site, select, select_heads, stack_meant, stack_of_inputs
-
-ADDED_HEADS = "pal:"
-"""What stands before a selector of heads that the plan adds."""
+from guidance.sites import ADDED_HEADS, Site, select, select_heads, stack_meant, stack_of_inputs
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,10 @@ EXTRA = "guided"
 """The attribute of an attention module that holds the parameters that a plan adds to it."""
 
 
+ADDED_HEADS = "pal:"
+"""What stands before a selector of heads that the plan adds."""
+
+
 def is_added(name: str) -> bool:
     """Whether a parameter of this name is one that a plan has added."""
     return EXTRA in name.split(".")
@@ -186,6 +190,14 @@ def _split(selector: Selector) -> tuple[bool, Selector]:
     if isinstance(selector, str) and selector.startswith("not "):
         return True, selector.removeprefix("not ")
     return False, selector
+
+
+def check_selector(selector: Selector, what: str) -> None:
+    """Raises PlanError if a selector is no rule for ``what``, which is ``layer`` or ``head``."""
+    added = what == "head" and str(selector).startswith(ADDED_HEADS)
+    _, rule = _split(str(selector).removeprefix(ADDED_HEADS) if added else selector)
+    if what == "layer" or added or not _BY_SCORE.fullmatch(str(rule)):
+        _numbers(rule, 1)
 
 
 def _fraction_of(fraction: str, count: int) -> int:

@@ -32,6 +32,7 @@ from guidance.mechanisms.attacks import Form, divergence
 from guidance.mechanisms.base import not_decaying
 from guidance.patterns.features import INPUTS, is_feature
 from guidance.plan import Plan
+from guidance.sites import stack_of_inputs
 
 _log = logging.getLogger("guide.trainer")  # below the logger that the command line shows
 
@@ -77,6 +78,8 @@ class GuidedTrainer(Trainer):
         """
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         _check(plan, args, options)
+        if added_learning_rate is not None and not 0 < added_learning_rate < math.inf:
+            raise InputError(f"added_learning_rate = {added_learning_rate!r} is not a finite number above 0")
         self.handle = install(model, plan, tokenizer, columns=columns, tables=tables)
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             options.setdefault("data_collator", FeatureCollator(tokenizer))
@@ -86,6 +89,7 @@ class GuidedTrainer(Trainer):
         self._has_best = False
         self._totals: dict[str, Tensor] = {}
         try:
+            self._check_optimizer(options.get("optimizers", (None, None))[0])
             if args.remove_unused_columns and (needed := self.handle.needs()):
                 _log.warning("remove_unused_columns is off: the plan needs %s", ", ".join(sorted(needed)))
                 args.remove_unused_columns = False
@@ -105,6 +109,20 @@ class GuidedTrainer(Trainer):
         """The parameters that weight decay shrinks; those of gates are not among them."""
         steady = not_decaying(model)
         return [name for name in super().get_decay_parameter_names(model) if name not in steady]
+
+    def _check_optimizer(self, given: torch.optim.Optimizer | None) -> None:
+        """Raises InputError for an optimizer of the user's that would leave alone what the plan has added."""
+        added = {weight for weight in self.handle.parameters() if weight.requires_grad}
+        known = {weight for group in given.param_groups for weight in group["params"]} if given is not None else set()
+        hint = "leave optimizers= out, or give optimizer_cls_and_kwargs="
+        if given is not None and not added <= known:
+            raise InputError(
+                "the optimizer was made before the plan added its weights, so it would not train them", hint=hint
+            )
+        if given is not None and self._added_rate is not None:
+            raise InputError("added_learning_rate is of optimizers that the trainer makes", hint=hint)
+        if self._added_rate is not None and not added:
+            _log.warning("added_learning_rate has no effect: the plan adds no weights to the model")
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """The optimizer, in which the weights that the plan has added may have a learning rate of their own."""
@@ -146,9 +164,10 @@ class GuidedTrainer(Trainer):
             inputs |= self.handle.at_inference(**batch)
             return super().compute_loss(model, inputs, return_outputs=return_outputs)
         guidance = inputs["guidance"] = self._guidance(batch)
-        counts = _task_counts(inputs)
+        counts = self._task_counts(inputs)
         num_items = num_items_in_batch if self.compute_loss_func is not None else None
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
+        # a copy, because some losses take the labels out
+        loss, outputs = super().compute_loss(model, {**inputs}, return_outputs=True, num_items_in_batch=num_items)
         if num_items is None:
             share = counts["labels"].to(loss) / self._totals["labels"].clamp(min=1) * self.args.world_size
             # the mean over no label is no number
@@ -176,6 +195,8 @@ class GuidedTrainer(Trainer):
         labels = inputs.get("labels")
         examples = self._totals["examples"]
         if clean.dim() == 3 and labels is not None and labels.dim() == 2:
+            if self._predicts_next:
+                clean, attacked, labels = clean[:, :-1], attacked[:, :-1], labels[:, 1:]
             selected = labels != -100
             moved = divergence(clean, attacked, "token", selected) * selected.sum()
             divergence_part = self._share(moved, self._totals["labels"])
@@ -191,13 +212,30 @@ class GuidedTrainer(Trainer):
 
     def _counts(self, sample: Mapping[str, Any]) -> dict[str, Tensor]:
         """The denominators of a micro-batch: of the task, and of losses on mis-predictions."""
-        counts = _task_counts(sample)
+        counts = self._task_counts(sample)
         plan = self.handle.plan
         rows = [label for label, guide in zip(plan.labels, plan.guides, strict=True) if guide.makes("row_losses")]
         if rows:
             denominators = self._guidance(self._batch(dict(sample))).denominators()
             counts |= {label: denominators[label] for label in rows if label in denominators}
         return counts
+
+    @property
+    def _predicts_next(self) -> bool:
+        """The model's loss compares the outputs at a token with the label of the next one."""
+        model, sites = self.handle.model, (site for each in self.handle.sites.values() for site in each)
+        return model.get_output_embeddings() is not None and stack_of_inputs(sites) == "decoder"
+
+    def _task_counts(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The denominators of a batch: its labels that count, and its examples that are not only padding."""
+        mask, labels = inputs.get("attention_mask"), inputs.get("labels")
+        size = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
+        examples = torch.tensor(float(size)) if mask is None else mask.bool().any(-1).sum().float()
+        if labels is None:
+            return {"labels": examples, "examples": examples}
+        if self._predicts_next:
+            labels = labels[:, 1:]
+        return {"labels": labels.ne(-100).sum().float(), "examples": examples}
 
     def _batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """What `Handle.guide` takes of the inputs, out of which the features that only patterns read are taken."""
@@ -304,11 +342,3 @@ def _original(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     if ids is None or labels is None or ids.shape != labels.shape or model.get_output_embeddings() is None:
         return {}
     return {"original": torch.where(labels == -100, ids, labels)}
-
-
-def _task_counts(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The denominators of a batch: its labels that count, and its examples that are not only padding."""
-    mask = inputs.get("attention_mask")
-    examples = torch.tensor(float(len(inputs["input_ids"]))) if mask is None else mask.bool().any(-1).sum().float()
-    labels = inputs.get("labels")
-    return {"labels": examples if labels is None else labels.ne(-100).sum().float(), "examples": examples}

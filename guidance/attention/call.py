@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
+from guidance.errors import InputError
 from guidance.mechanisms.attacks import seeds_of
 from guidance.mechanisms.base import HeadInputs
 from guidance.patterns.predicates import AttentionScope
@@ -22,6 +23,16 @@ UNKNOWN_CACHE = (
     "call the whole model, or generate, with the cache; or use_cache=False",
 )
 """The message and the hint of the error where a part of a guided model, not the whole, is called with a cache."""
+
+
+def refuse_unguided(module: nn.Module) -> None:
+    """Raises InputError if a plan shapes the outputs of a module that is called without guidance."""
+    if getattr(module, "guide_required", False):
+        raise InputError(
+            "this model's plan shapes its outputs, and it was called in a way that leaves the plan out",
+            hint="call model(...); where model.forward(...) is called, as sentence-transformers does, install or load with"
+            " forward=True; where a part is called, pass guidance=handle.guide(...)",
+        )
 
 
 @dataclass(frozen=True)

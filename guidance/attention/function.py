@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from guidance.attention import logsumexp, sdpa
-from guidance.attention.call import UNKNOWN_CACHE, AttentionCall, edited, heads_of
+from guidance.attention.call import UNKNOWN_CACHE, AttentionCall, edited, heads_of, refuse_unguided
 from guidance.attention.eager import eager
 from guidance.attention.mixing import mixed, mixed_values
 from guidance.attention.sdpa import mask_dtype
@@ -66,12 +66,8 @@ def guided_attention(
     if canary is not None:
         canary.record(module, attention_mask, query.shape[1] // key.shape[1], value.shape[-1])
         guidance = canary.guidance
-    elif guidance is None and getattr(module, "guide_required", False):
-        raise InputError(
-            "this model's plan shapes its outputs, and it was called in a way that leaves the plan out",
-            hint="call model(...); where model.forward(...) is called, as sentence-transformers does, install or load with"
-            " forward=True; where a part is called, pass guidance=handle.guide(...)",
-        )
+    elif guidance is None:
+        refuse_unguided(module)
     site: Site | None = None
     site_plan: SitePlan | None = None
     if isinstance(guidance, BatchGuidance) and (site := guidance.site(module)) is not None:

@@ -173,23 +173,37 @@ class Mixing:
         self.current: Current | None = None
         self.layer = _layer_of(model, name)
         self.mask_of_layer, self.mask_of_module = _place_of_mask(self.layer), _place_of_mask(module)
-        self.projections = _projections_of(module) if self.places & {"query", "key", "input"} else {}
+        self.projections: Projections = {}
+        self.of_projections: list[Any] = []
 
     def hooks(self) -> list[Any]:
-        """Register all hooks; gives their handles."""
+        """Register all hooks; gives what removes them."""
         handles: list[Any] = []
         if "stream" in self.places:
             handles.append(self.layer.register_forward_pre_hook(self.before_layer, with_kwargs=True))
-        if self.projections:
+        if self.places & {"query", "key", "input"}:
             handles.append(self.module.register_forward_pre_hook(self.before_module, with_kwargs=True))
             handles.append(self.module.register_forward_hook(self.after_module, always_call=True))
-        if "input" in self.places:
-            for projection in dict.fromkeys(projection for projection, _ in self.projections.values()):
-                handles.append(projection.register_forward_pre_hook(self.before_projection))
-        for place in self.places & {"query", "key"}:
-            projection, part = self.projections[place]
-            handles.append(projection.register_forward_hook(partial(self.after_projection, place, part)))
+            self._follow(_projections_of(self.module))
+            handles.append(self)
         return handles
+
+    def _follow(self, projections: Projections) -> None:
+        """Have hooks on these projections alone: an adapter that is added or merged puts others in their place."""
+        self.remove()
+        self.projections = projections
+        if "input" in self.places:
+            for projection in dict.fromkeys(projection for projection, _ in projections.values()):
+                self.of_projections.append(projection.register_forward_pre_hook(self.before_projection))
+        for place in self.places & {"query", "key"}:
+            projection, part = projections[place]
+            hook = partial(self.after_projection, place, part)
+            self.of_projections.append(projection.register_forward_hook(hook))
+
+    def remove(self) -> None:
+        """Take the hooks of projections away."""
+        while self.of_projections:
+            self.of_projections.pop().remove()
 
     def before_layer(self, layer: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         guidance = guidance_of(self.module, kwargs)
@@ -202,6 +216,8 @@ class Mixing:
     def before_module(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         guidance = guidance_of(module, kwargs)
         if guidance is not None:
+            if (projections := _projections_of(module)) != self.projections:
+                self._follow(projections)
             read, mask = args[0] if args else kwargs["hidden_states"], _mask(self.mask_of_module, args, kwargs)
             mixed = self._mixed(guidance, "input", read, mask)
             self.current = Current(guidance, mask, read, mixed)
@@ -263,10 +279,14 @@ def _layer_of(model: nn.Module, name: str) -> nn.Module:
     raise UnsupportedModel(f"{name} is in no list of layers, so nothing can be mixed around it")
 
 
-def _projections_of(module: nn.Module) -> dict[str, tuple[nn.Module, int | None]]:
+Projections = Mapping[str, tuple[nn.Module, int | None]]
+
+
+def _projections_of(module: nn.Module) -> Projections:
     """The projections of queries, keys and values, and which third of its output each is if there is only one."""
     for name, kind in FUSED:
-        if isinstance(fused := getattr(module, name, None), kind):
+        fused: Any = getattr(module, name, None)
+        if isinstance(fused.get_base_layer() if hasattr(fused, "get_base_layer") else fused, kind):  # PEFT wraps it
             return {place: (fused, part) for part, place in enumerate(PROJECTIONS[0])}
     for names in PROJECTIONS:
         if all(isinstance(getattr(module, name, None), nn.Module) for name in names):

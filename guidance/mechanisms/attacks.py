@@ -35,7 +35,7 @@ class AttackMechanism(Mechanism):
 def uniform_numbers(seeds_B: Tensor, heads: int, queries: int, keys: int) -> Tensor:
     """Random numbers in [0, 1), float32 (B, heads, queries, keys), each a function of its example's seed and its position.
 
-    They do not depend on the device, on how wide the batch is padded, or on the other examples in it.
+    They do not depend on the device, on how wide the batch is padded on the right, or on the other examples in it.
 
     Source: the output function of SplitMix64 (Steele et al. 2014, *Fast Splittable Pseudorandom Number Generators*).
 

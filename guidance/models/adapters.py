@@ -28,6 +28,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
     DisentangledSelfAttention,
 )
 
+from guidance.attention.call import refuse_unguided
 from guidance.packing import Documents
 
 
@@ -65,6 +66,8 @@ class GuidedDebertaAttention(DisentangledSelfAttention):
         rel_embeddings: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         guidance, self.guidance = self.guidance, None
+        if guidance is None:
+            refuse_unguided(self)
         if guidance is None or not guidance.works_at(self):
             return super().forward(
                 hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings

@@ -138,13 +138,13 @@ def used_parameters(
 ) -> set[nn.Parameter]:
     """The trainable parameters on which the outputs for a tiny batch depend; ``guide`` makes its guidance, if any."""
     batch = _tiny_batch(model, sites)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with evaluating(model), _knowing_padding(model.config), torch.enable_grad():
         output = model(**batch, **({"guidance": guide(batch)} if guide else {}))
-    total = sum(value.float().sum() for value in output.values() if isinstance(value, Tensor) and value.requires_grad)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not isinstance(total, Tensor) or not parameters:
-        return set()
-    gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        total = sum(v.float().sum() for v in output.values() if isinstance(v, Tensor) and v.requires_grad)
+        if not isinstance(total, Tensor) or not parameters:
+            return set()
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     return {parameter for parameter, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
 
 

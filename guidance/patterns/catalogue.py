@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from guidance.errors import PlanError
+from guidance.errors import InputError, PlanError
 from guidance.options import Count, Share
 from guidance.patterns import linguistic
 from guidance.patterns.features import Tokens
@@ -196,8 +196,16 @@ def matrix(tokens: Tokens) -> Predicate:
 
 
 def weight_matrix(tokens: Tokens) -> Predicate:
-    """Each token weighs the others as the caller's matrix says."""
-    return Weights(tokens.column("weight_matrix"), tokens.valid_BT)
+    """Each token weighs the others as the caller's matrix says.
+
+    Raises:
+        InputError: a weight is negative or not finite; on other devices than the CPU this is not looked at.
+    """
+    weights_BQK = tokens.column("weight_matrix")
+    is_seen = weights_BQK.device.type == "cpu" and not torch.compiler.is_compiling()
+    if is_seen and not bool(((weights_BQK >= 0) & weights_BQK.isfinite()).all()):
+        raise InputError("weights of weight_matrix are finite numbers >= 0; some are not")
+    return Weights(weights_BQK, tokens.valid_BT)
 
 
 # how options change the facts of a row

@@ -11,15 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-import guidance
 from guidance.errors import InputError
-from guidance.plan import Plan
 from guidance.probes.words import Mode, word_attention
 from guidance.sites import Site, stack_of_inputs
 from pipelines.engine.stage import Run
 from pipelines.training.learner import folder_of
 from pipelines.training.live_text import LiveModel
-from pipelines.training.opening import Unguided
+from pipelines.training.opening import watched
 
 Seen = TypeVar("Seen")
 
@@ -57,8 +55,7 @@ class WatchedModel(LiveModel):
 
     def __init__(self, folder: Path, *, length: int, device: str = "auto", random_seed: int | None = None) -> None:
         super().__init__(folder, device, random_seed)
-        if isinstance(self.handle, Unguided):
-            self.handle = guidance.install(self.model, Plan())
+        self.handle = watched(self.handle, folder)
         self.is_causal = stack_of_inputs(site for own in self.handle.sites.values() for site in own) == "decoder"
         self.tokenizer.enable_truncation(min(length, self.longest or length))
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from guidance.checkpoint import find_plan
+from guidance.checkpoint import EXTRA_FILE, find_plan
 from guidance.errors import GuideError, counted
 from guidance.mechanisms import MECHANISMS
 from guidance.patterns import PATTERNS
@@ -70,7 +70,11 @@ def _models(runs: Runs, plans: Mapping[str, Plan]) -> Iterable[str]:
             f"{label}: {counted(len(group), 'model')}{about} {'was' if len(group) == 1 else 'were'} {verb} ({objective_of(first)}) on "
             f"{runs.data_of(first.artifact.manifest)} {' '.join(filter(None, how))}{by}"
             + (f", with a learning rate of {rate:g}" if isinstance(rate, int | float) else "")
-            + (f" ({own:g} for the weights that the plan adds)" if isinstance(own, int | float) else "")
+            + (
+                f" ({own:g} for the weights that the plan adds)"
+                if isinstance(own, int | float) and EXTRA_FILE in first.artifact.files
+                else ""
+            )
             + f" and {'seed' if len(group) == 1 else 'seeds'} {seeds}."
         )
         rows = [" ".join(dict.fromkeys((guide.mechanism, guide.label))) for guide in plan.guides if guide.enabled]

@@ -135,8 +135,16 @@ def _check_setting(text: str, axis: Axis, known: Collection[str]) -> None:
     if axis.name not in known:
         near = did_you_mean(flag, [as_flag(name) for name in known])
         raise InputError(f"--grid {text}: {flag} is no setting that can vary{near}", hint="guide search -h lists them")
-    if values == ("",) or ("" in values and axis.name != "plan") or len(set(values)) < len(values):
+    if values == ("",) or ("" in values and axis.name != "plan") or len(set(map(_known_as, values))) < len(values):
         raise InputError(f"--grid {text}: not NAME=VALUE,VALUE with different values", hint=EXAMPLE)
+
+
+def _known_as(value: str) -> float | str:
+    """A value as it is compared: numbers are equal in whichever way they are written."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def _plan_values(text: str, values: str) -> tuple[Any, ...]:

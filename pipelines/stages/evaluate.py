@@ -127,7 +127,10 @@ def _check_settings(row: type[Objective], config: Any) -> None:
     own = {name for group in row.evaluation_settings for name in group.model_fields}
     for task, other in MEASURED.items():
         for name, field in (pair for group in other.evaluation_settings for pair in group.model_fields.items()):
-            if name not in own and getattr(config, name) != field.default:
+            if name not in own and getattr(config, name) not in (
+                field.default,
+                False,
+            ):  # what is not there is left out already
                 flag = "--" + name.replace("_", "-")
                 raise InputError(f"{flag} is for {task}, and this model is measured as {row.measured_as}")
 

@@ -5,6 +5,7 @@ What is missing is made by the stages that a user would run by hand, as artifact
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +32,7 @@ SYNTAX = ("head", "relation", "pos", "negation", "stop_word")
 
 def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact, Artifact | None]:
     """A dataset, and its sequences if these were given instead.  Raises InputError if it is neither a dataset nor sequences
-    of one."""
+    of one, or a dataset that is not in the store."""
     data = opened.enter_context(store.load(reference))
     if data.kind == "sequences":
         with where_known():
@@ -50,7 +51,17 @@ def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact
             raise InputError(
                 f"{data.reference} is running text, not examples of a task", hint="guide build-dataset FILE"
             )
+    check_here(data, store)
     return data, None
+
+
+def check_here(data: Artifact, store: Store) -> None:
+    """Raises InputError for a corpus of another store: what is made of it refers to it, and would not find it."""
+    if not data.path.resolve().is_relative_to(store.root.resolve()):
+        raise InputError(
+            f"{data.path} is not in the store {store.root}, where sequences would be made of it",
+            hint=f"guide import {shlex.quote(str(data.path))}",
+        )
 
 
 def build_sequences(

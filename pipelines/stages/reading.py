@@ -31,6 +31,8 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
         assert made is not None, "only shards give None"
         data = opening.load(made.reference)
         config = config.model_copy(update={"split": "train"})
+    if data.kind == "corpus":
+        missing.check_here(data, store)
     if role == "model":
         _warn_of_idle_settings(config, data)
     if data.kind == "corpus" and is_dataset(data):

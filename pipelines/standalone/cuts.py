@@ -29,10 +29,14 @@ _OF_TARGETS = (
 ALWAYS: Cuts = {
     # names of other packages are not looked up
     ("guidance.registry", "load_entry_points"): "return None",
+    ("guidance.registry", "missing_package"): "return None",
     # plan and model were checked when the folder was written
     ("guidance.guide", "Guide._check"): "return None",
     ("guidance.site_plans", "_check_head"): "return None",
+    ("guidance.sites", "check_selector"): "return None",
     ("guidance.site_plans", "_check_attacks"): "return None",
+    ("guidance.site_plans", "_compares_positions"): 'return ""',
+    ("guidance.installation", "Handle._refuse_shared_keys"): "return None",
     ("guidance.installation", "Handle._freeze"): "return None",
     # there are no tables
     ("guidance.guided_model", "GuidedModel._check_tables"): "return None",
@@ -42,6 +46,8 @@ ALWAYS: Cuts = {
     ("guidance.batch", "BatchGuidance._count"): "return None",
     ("guidance.installation", "Handle.parameters"): _NEVER,
     # losses and attacks are left out
+    ("guidance.guide", "Guide.weight_for"): "return 1.0",
+    ("guidance.site_plans", "_spare_replaced_heads"): "return None",
     ("guidance.batch", "BatchGuidance.attack"): _NEVER,
     ("guidance.attention.logsumexp", "fitting"): "return ()",
     ("guidance.attention.logsumexp", "takes_plain"): "return False",

@@ -50,6 +50,7 @@ def export_standalone(reference: str, store: Store, folder: Path) -> Exported:
         InputError: the folder exists; the model cannot be opened, or no plan shapes it.
         PlanError: the plan reads what does not follow from the tokens of a batch.
     """
+    from transformers import modeling_layers
     from transformers.utils import logging as transformers_logging
 
     from guidance.standalone import CODE
@@ -62,6 +63,14 @@ def export_standalone(reference: str, store: Store, folder: Path) -> Exported:
     source = find_folder(reference, store)
     plan, numbers = _frozen(source, reference)
     handle = _opened(source, plan, numbers)
+    # these open what is below them by an auto class, and do not allow it to run code
+    heads = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+    if isinstance(handle.model, tuple(getattr(modeling_layers, f"GenericFor{head}") for head in heads)):
+        raise InputError(
+            f"{reference}: a {type(handle.model).__name__} asks transformers for the model inside it, which then refuses the code of a"
+            " folder",
+            hint="guidance.load opens such a model",
+        )
     classes = classes_of(handle.model)
     code = code_of(handle, classes.values())
     auto_class = _opened_by(handle.model, classes)
@@ -266,7 +275,7 @@ that follows them. It imports nothing but Python's standard library, torch and t
 from transformers import AutoTokenizer, {auto_class}
 
 model = {auto_class}.from_pretrained("FOLDER", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER", trust_remote_code=True)
 ```
 
 `pipeline(..., trust_remote_code=True)` and `SentenceTransformer(..., trust_remote_code=True)` open it too. Without

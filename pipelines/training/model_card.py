@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from guidance.sites import is_added
 from pipelines.engine.stage import Run
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
         if config.optimizer == "adamw"
         else ", by Muon for the matrices between embeddings and head and by AdamW for the rest"
     )
-    rate = config.added_learning_rate
-    added = f"; weights that its plan added, with a learning rate of {rate:g}" if rate else ""
+    own, has_own = config.added_learning_rate, any(is_added(name) for name, _ in folders[0].model.named_parameters())
+    added = f". Weights that its plan added had a learning rate of {own:g}" if own and has_own else ""
     best = ""
     if "best/config.json" in out.files:
         step, value = outcome.best[0]
@@ -59,8 +60,8 @@ tags: [attention-guidance]
 
 # A {folders[0].model.config.model_type} {about.words}
 
-Trained by `guide {run.config.row.command}` for {out.counts["steps"]} steps of {batch}, seed {config.seed}{muon}{added}:
-{out.counts["parameters"]:,} parameters. {origin}{guided}
+Trained by `guide {run.config.row.command}` for {out.counts["steps"]} steps of {batch}, seed {config.seed}{muon}{added}.
+It has {out.counts["parameters"]:,} parameters. {origin}{guided}
 
 ## Data
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from guidance.errors import InputError
 from guidance.plan import Plan
 from pipelines.storage.store import Store
 from pipelines.training.learner import folder_of
@@ -80,8 +81,20 @@ def open_trained(
 def open_watched(
     folder: Path, tables: Mapping[str, Any] | None = None, device: str = "auto", auto_class: str | None = None
 ) -> tuple[Any, Any]:
-    """A model and a handle that shows its heads, with its plan or without one; see `open_trained`."""
+    """A model and a handle that shows its heads, with its plan or without one; see `open_trained` and `watched`."""
+    model, handle = open_trained(folder, tables, device, auto_class)
+    return model, watched(handle, folder)
+
+
+def watched(handle: Any, folder: Path) -> Any:
+    """The handle that shows the heads of a model that was opened with this one.
+
+    Raises:
+        InputError: the model has no heads.
+    """
     import guidance
 
-    model, handle = open_trained(folder, tables, device, auto_class)
-    return model, guidance.install(model, Plan()) if isinstance(handle, Unguided) else handle
+    found = guidance.install(handle.model, Plan()) if isinstance(handle, Unguided) else handle
+    if not found.sites:
+        raise InputError(f"{folder}: a {handle.model.config.model_type}, which has no attention heads")
+    return found

@@ -31,6 +31,7 @@ KINDS = {
     "gate": PLANS["gate"],
     "gate, query": Plan(PLANS["gate, query"].guides[:1]),
     "pal": PLANS["pal"],
+    "mix": Plan((guide("mix", "previous", of=["stream", "input"]), guide("mix", "next", 0, 2, of=["query"]))),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -46,6 +47,9 @@ def wrapped(kind: str, base: Path | None = None, **changes: Any) -> tuple[Any, H
         model.save_pretrained(base)
         model = type(model).from_pretrained(base).eval()
     handle = install_plan(model, KINDS[kind])
+    if kind == "mix":
+        for weight in handle.parameters():
+            weight.data.fill_(0.5)
     if base is not None and kind not in ("mask", "attention_loss"):
         guidance.save(handle, base)
     torch.manual_seed(3)
@@ -83,15 +87,18 @@ def test_guidance_save_writes_the_adapter_with_the_plan(kind: str, tmp_path: Pat
     model, handle = wrapped(kind, tmp_path / "base")
     guidance.save(handle, tmp_path / "adapter")
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
-    extra = {EXTRA_FILE} if kind in ("gate", "gate, query", "pal") else set()
+    extra = {EXTRA_FILE} if kind in ("gate", "gate, query", "pal", "mix") else set()
     assert names == {"adapter_config.json", "adapter_model.safetensors", PLAN_FILE, *extra}
     opened = opens(tmp_path / "adapter", handle, logits(model))
     assert isinstance(opened, peft.PeftModel)
     assert {n for n, p in opened.named_parameters() if p.requires_grad} == {
         n for n, p in model.named_parameters() if p.requires_grad
     }
-    theirs = peft.PeftModel.from_pretrained(install_plan(tiny_model("bert"), KINDS[kind]).model, tmp_path / "adapter")
-    torch.testing.assert_close(logits(theirs.eval()), logits(model))
+    if kind != "mix":  # its weights are not those that are drawn
+        theirs = peft.PeftModel.from_pretrained(
+            install_plan(tiny_model("bert"), KINDS[kind]).model, tmp_path / "adapter"
+        )
+        torch.testing.assert_close(logits(theirs.eval()), logits(model))
 
 
 @pytest.mark.parametrize("kind", ["gate", "gate, query", "pal"])
@@ -125,6 +132,31 @@ def test_a_plan_can_be_installed_in_a_model_that_has_an_adapter(tmp_path: Path) 
     handle = install(base, KINDS["mask"])
     guidance.save(handle, tmp_path / "adapter")
     opens(tmp_path / "adapter", handle, logits(model))
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "gpt2"])
+def test_a_plan_that_mixes_is_the_same_before_an_adapter_and_after_it(family: str) -> None:
+    """The projections whose queries are mixed are those of the adapter, whichever came first, and when it is merged too."""
+    plan = Plan((guide("mix", "previous", of=["input"]), guide("mix", "previous", 0, 2, of=["query"])))
+    targets = {"bert": ["query", "key"], "modernbert": ["Wqkv"], "gpt2": ["c_attn"]}[family]
+
+    def made(order: str) -> Any:
+        model = tiny_model(family)
+        handle = install(model, plan) if order == "plan first" else None
+        torch.manual_seed(3)
+        found = peft.get_peft_model(model, lora(target_modules=targets)).eval()
+        handle = handle or install(model, plan)
+        for weight in handle.parameters():
+            weight.data.fill_(0.5)
+        return found
+
+    first, last = made("plan first"), made("adapter first")
+    expected = logits(last)
+    torch.testing.assert_close(logits(first), expected, rtol=1e-5, atol=1e-5)
+    with first.disable_adapter():
+        assert not torch.allclose(logits(first), expected, atol=1e-2)
+    for model in (first, last):
+        torch.testing.assert_close(logits(model.merge_and_unload()), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_task_models_of_peft_are_guided(tmp_path: Path) -> None:

@@ -55,10 +55,6 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
         (guide("off", "", "least important 1"),),
         *(None, "bert", r"guide 1 \(off\): 'least important 1' needs a table of scores", "tables="),
     ),
-    "an unknown rule": (
-        (guide("off", "", "the best"),),
-        *(None, "bert", r"guide 1 \(off\): 'the best' is not a selector", "first 2"),
-    ),
     "added heads without [pal]": (
         (guide("mask", "window", "pal:0"),),
         *(None, "bert", r"guide 1 \(window\): it is about added heads, and the plan adds none", r"\[pal\]"),
@@ -239,6 +235,7 @@ ROWS: dict[str, tuple[str, str]] = {
             ('mechanism = "mask"\npattern = "window"', "size", "3.0", "size = 3.0 is not a int"),
             ('mechanism = "fix"\npattern = "next"', "boundary", '"none"', "boundary = 'none'"),
             ('mechanism = "off"', "heads", "[]", "empty list of heads"),
+            ('mechanism = "off"', "heads", '"the best"', "'the best' is not a selector"),
             ('mechanism = "off"', "layers", "[true]", "not a list of numbers and rules"),
             ('mechanism = "off"', "stack", '"middle"', "unknown stack 'middle'"),
         )

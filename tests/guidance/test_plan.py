@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,15 @@ def test_errors_name_the_row_and_the_key(written: str, message: str) -> None:
         ("guide = [1]", "guide 1: a guide is a table"),
         ("[[guide]]", "guide 1: it has no mechanism"),
         ('[[guide]]\npattern = "next"', "guide 1: it has no mechanism"),
+        ('[[guide]]\nmechansim = "mask"', "unknown key 'mechansim'; did you mean 'mechanism'"),
+        ('[[guide]]\npatern = "next"\nmechanism = "mask"', "unknown key 'patern'; did you mean 'pattern'"),
+        (
+            '[[guide]]\npattern = "next"\nmechanism = "mask"\nlayers = ["frist 2"]',
+            "guide 1: 'frist 2' is not a selector",
+        ),
+        ('[[guide]]\npattern = "next"\nmechanism = "mask"\nheads = "lest important 2"', "is not a selector"),
+        ('[[guide]]\npattern = "next"\nmechanism = "mask"\nlayers = "least important 2"', "selects heads, not layers"),
+        ('[[guide]]\npattern = "next"\nmechanism = "mask"\nheads = ["pal:frist 2"]', "is not a selector"),
         (
             '[[guide]]\npattern = "nxt"\nmechanism = "attention_loss"',
             "guide 1: unknown pattern 'nxt'; did you mean 'next'",
@@ -156,13 +166,16 @@ def test_errors_name_the_row_and_the_key(written: str, message: str) -> None:
     ],
 )
 def test_text_that_is_not_a_plan_is_refused(written: str, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(PlanError) as caught:
         Plan.parse(written)
+    assert re.search(message, f"{caught.value}\n{caught.value.hint}")
 
 
 def test_plans_are_read_from_files_and_unreadable_files_are_named(tmp_path: Path) -> None:
     good = tmp_path / "plan.toml"
     good.write_text(ROW)
+    assert Plan.load(good) == Plan((Guide("next", "attention_loss"),))
+    good.write_bytes(b"\xef\xbb\xbf" + ROW.encode())  # as editors on Windows write it
     assert Plan.load(good) == Plan((Guide("next", "attention_loss"),))
     (bad := tmp_path / "bad.toml").write_bytes(b"name = '\xff'")
     (large := tmp_path / "large.toml").write_bytes(b"#" * (SIZE_LIMIT + 1))

@@ -24,6 +24,7 @@ WORDS = ["<pad>", "<s>", "</s>", "be", "brief", "what", "is", "a", "cat"]
 def test_spans_of_a_prompt_are_those_between_marks_and_every_place_of_a_mark() -> None:
     assert Prompt.parse("a <<b c>> d <<e>>") == Prompt("a b c d e", ((2, 5), (8, 9)))
     assert Prompt.parse("be brief, be kind", ["be"]).marked == ((0, 2), (10, 12))
+    assert Prompt.parse("a <<be>>, be kind", ["be"]).marked == ((2, 4), (6, 8))
     assert Prompt.parse("a < b > c") == Prompt("a < b > c")
     for text, marks, words in (
         ("a <<b", [], "<< without"),

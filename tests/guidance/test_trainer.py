@@ -17,6 +17,7 @@ import guidance
 from guidance.errors import GuidanceHadNoEffect, InputError, NumericalError
 from guidance.guide import Guide
 from guidance.installation import install
+from guidance.mechanisms.attacks import divergence
 from guidance.plan import Plan
 from guidance.trainer import GuidedTrainer
 from tests.guidance.models import PAD, tiny_model
@@ -321,6 +322,77 @@ def test_added_weights_may_have_a_learning_rate_of_their_own_which_follows_the_s
     made.optimizer.step()
     made.lr_scheduler.step()
     assert sorted({group["lr"] for group in groups}) == pytest.approx([1e-2 * 3 / 4, 4e-2 * 3 / 4])
+
+
+def test_an_optimizer_that_would_not_train_what_a_plan_adds_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model("bert")
+    mine = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def made(plan: Plan, **more: Any) -> GuidedTrainer:
+        return GuidedTrainer(model=model, args=arguments(tmp_path), plan=plan, train_dataset=examples(), **more)
+
+    with pytest.raises(InputError, match="before the plan added its weights") as raised:
+        made(GATED, optimizers=(mine, None))
+    assert "optimizer_cls_and_kwargs" in str(raised.value.hint)
+    with pytest.raises(InputError, match="optimizers that the trainer makes"):
+        made(PLAN, optimizers=(mine, None), added_learning_rate=0.1)
+    for wrong in (-1.0, 0.0, math.nan, math.inf):
+        with pytest.raises(InputError, match="not a finite number above 0"):
+            made(GATED, added_learning_rate=wrong)
+    assert not model.__dict__.get("guide_handles")
+    made(PLAN, added_learning_rate=0.1)
+    assert "added_learning_rate has no effect" in caplog.text
+
+
+def test_a_step_of_a_causal_model_does_not_depend_on_how_it_is_cut_up(tmp_path: Path) -> None:
+    """Its loss is a mean over the labels of next tokens, of which there is one fewer than tokens in every text."""
+
+    def step(size: int, parts: int) -> tuple[dict[str, Tensor], Trainer]:
+        def make(**more: Any) -> GuidedTrainer:
+            return trainer(tmp_path, "gpt2", plan=Plan(), rows=rows, **more)
+
+        return gradients(make, size=size, parts=parts)
+
+    rows = [{**row, "labels": row["input_ids"].where(row["attention_mask"].bool(), -100)} for row in examples(8)]
+    (whole, _), (cut, _) = step(8, 1), step(2, 4)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(cut[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_an_attack_on_a_causal_model_is_measured_where_its_labels_are_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def watched(clean: Tensor, attacked: Tensor, form: Any, selected: Tensor | None = None) -> Tensor:
+        seen.append((clean.shape[1], selected))
+        return divergence(clean, attacked, form, selected)
+
+    monkeypatch.setattr("guidance.trainer.divergence", watched)
+    row = examples(1)[0]
+    ids = torch.arange(3, 15)
+    rows = [{**row, "input_ids": ids, "attention_mask": torch.ones(12).long(), "labels": ids.where(ids == 8, -100)}] * 8
+    plan = Plan((Guide(mechanism="random_mask", options={"proportion": 0.3}),))
+    trainer(tmp_path, "gpt2", plan=plan, rows=rows, max_steps=1).train()
+    (length, selected), *_ = seen
+    assert length == 11 and selected.any(0).nonzero().flatten().tolist() == [4]  # token 8 has place 5
+
+
+@pytest.mark.parametrize("changes", [{"label_smoothing_factor": 0.1}, {"compute_loss_func": "mine"}])
+def test_attacks_know_the_labels_whatever_the_loss_does_with_them(changes: dict[str, Any], tmp_path: Path) -> None:
+    plan = Plan((Guide(mechanism="random_mask", options={"proportion": 0.3}),))
+    more: dict[str, Any] = {}
+    if changes.pop("compute_loss_func", None):
+        more["compute_loss_func"] = lambda outputs, labels, **_: nn.functional.cross_entropy(
+            outputs.logits.flatten(0, 1), labels.flatten()
+        )
+    made = GuidedTrainer(
+        model=tiny_model("bert"), args=arguments(tmp_path, **changes), plan=plan, train_dataset=examples(), **more
+    )
+    made.train()
+    assert any(row.get("adversary/divergence", 0) > 0 for row in made.state.log_history)
 
 
 def test_evaluation_applies_a_plan_that_shapes_outputs(tmp_path: Path) -> None:

@@ -161,6 +161,11 @@ def test_settings_of_other_evaluations_are_refused(shop: tuple[Store, Artifact],
         measured(shop[0], plain, shop[1], beams=2)
 
 
+def test_what_other_evaluations_have_may_be_left_out_of_this_one(shop: tuple[Store, Artifact]) -> None:
+    found = trainings.train(*shop, objective="electra").artifact
+    assert "floors" not in measured(shop[0], found, shop[1], floors=False).counts
+
+
 # pairs of texts, and discriminators
 
 

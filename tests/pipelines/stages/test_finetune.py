@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
@@ -24,6 +25,7 @@ from pipelines.stages import evaluate, finetune
 from pipelines.stages import tokenizer as tokenizers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.storage.transfer import import_folder
 from pipelines.views.evaluations import labels_of
 from tests import finetunings, trainings
 from tests.finetunings import build, measure, reviews, train
@@ -50,6 +52,18 @@ def model(store: Store, data: Artifact) -> Artifact:
 
 def rows_of(model: Artifact) -> list[dict[str, Any]]:
     return [json.loads(line) for line in model.read("metrics.jsonl").splitlines()]
+
+
+def test_a_dataset_of_another_store_is_imported_first(
+    store: Store, data: Artifact, model: Artifact, tmp_path: Path
+) -> None:
+    other = Store(tmp_path / "other")
+    for run in (finetune.run, functools.partial(evaluate.run, str(model.path))):
+        with pytest.raises(InputError, match="is not in the store") as raised:
+            run(str(data.path), store=other)
+        assert raised.value.hint == f"guide import {data.path}"
+    import_folder(other, data.path)
+    train(other, data, steps=1)
 
 
 def test_a_model_learns_what_can_be_learned_and_is_measured_on_each_split(

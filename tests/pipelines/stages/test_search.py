@@ -151,6 +151,7 @@ def test_searches_over_the_same_folds_or_seeds_are_compared(store: Store, data: 
         ({"grid": ["learning-rate="]}, "not NAME=VALUE"),
         ({"grid": ["plan="]}, "not NAME=VALUE"),
         ({"grid": ["learning-rate=1e-3,1e-3"]}, "different values"),
+        ({"grid": ["learning-rate=1e-3,0.001"]}, "different values"),
         ({"grid": ["learning-rate=1e-3,fast"]}, "learning-rate: .*number"),
         ({"grid": ["layers=1", "layers=2"]}, "twice"),
         ({"folds": 1000}, "too few for 1000 folds"),

@@ -12,7 +12,18 @@ from transformers import AutoModelForSequenceClassification
 
 from guidance.checkpoint import load_model
 from guidance.errors import InputError, PlanError
-from pipelines.stages import dataset, finetune, tokenizer
+from pipelines.probing import one_text
+from pipelines.stages import (
+    dataset,
+    discover_score,
+    finetune,
+    probe_attack,
+    probe_distance,
+    probe_loss,
+    probe_relevance,
+    probe_sinks,
+    tokenizer,
+)
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from tests import finetunings
@@ -125,6 +136,13 @@ def test_a_new_model_takes_the_word_embeddings_of_another(store: Store, data: Ar
 def test_guides_need_heads_and_words_need_a_task_with_one_label(store: Store, data: Artifact, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="--architecture cnn has no attention heads"):
         train(store, data, architecture="cnn", plan="preset:asa")
+    model = train(store, data, architecture="cnn", steps=1, epochs=None)
+    probes: list[Any] = [probe_sinks, probe_relevance, probe_distance, probe_loss, probe_attack, discover_score]
+    for stage in probes:
+        with pytest.raises(InputError, match="a cnn, which has no attention heads"):
+            stage.run(model.reference, data.reference, stage.Config(), store=store)
+    with pytest.raises(InputError, match="a cnn, which has no attention heads"):
+        one_text.look(model.path, "fine film")
     tags = tmp_path / "tags.conll"
     tags.write_text("A O\nb B-X\n\n" * 30)
     tagged = dataset.run({"train": [str(tags)]}, dataset.Config(format="conll"), store=store).artifact

@@ -352,6 +352,16 @@ def test_guide_refuses_the_code_of_others(change: dict[str, Any], tmp_path: Path
         guidance.load(folder)
 
 
+def test_heads_that_ask_transformers_for_what_is_below_them_are_refused(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    config = type(model.config)(**{**model.config.to_dict(), "num_labels": 3})
+    classifier = transformers.LlamaForSequenceClassification(config).eval()
+    handle = guidance.install(classifier, Plan((guide("fix", "previous", 0),)))
+    guidance.save(handle, tmp_path / "model", tokenizer=tokenizer())
+    with pytest.raises(InputError, match="LlamaForSequenceClassification asks transformers for the model inside it"):
+        export_standalone(str(tmp_path / "model"), Store(tmp_path / "store"), tmp_path / "out")
+
+
 def test_gradients_are_those_of_the_guided_model_a_new_head_learns_and_copies_stand_alone(tmp_path: Path) -> None:
     guided, folder, done = exported(tmp_path, "bert", MIXED)
     same = opened(folder, done.auto_class)

@@ -155,10 +155,11 @@ def test_a_rate_of_added_weights_counts_in_the_recipe_stands_in_the_card_and_war
     mixed = trainings.train(store, plan=["preset:neighbours"]).artifact
     faster = trainings.train(store, plan=["preset:neighbours"], added_learning_rate=0.1).artifact
     assert trainings.files_of(faster) != trainings.files_of(mixed)
-    assert "weights that its plan added, with a learning rate of 0.1" in (faster.path / "README.md").read_text()
+    assert "Weights that its plan added had a learning rate of 0.1." in (faster.path / "README.md").read_text()
     assert "its plan added" not in (mixed.path / "README.md").read_text()
     assert "has no effect" not in caplog.text
-    trainings.train(store, added_learning_rate=0.1)
+    plain = trainings.train(store, added_learning_rate=0.1).artifact
+    assert "its plan added" not in (plain.path / "README.md").read_text()
     assert "--added-learning-rate has no effect: the plan adds no weights" in caplog.text
 
 

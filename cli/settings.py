@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import os
 import re
 import stat
@@ -113,6 +114,11 @@ def _check(path: Path, group: Any, tables: dict[str, Any]) -> None:
             parameter = parameters.get(_key(key))
             if parameter is None:
                 raise _unknown(path, f"setting of {name}", key, parameters)
+            if parameter.multiple and not isinstance(value, list):
+                raise InputError(
+                    f"{str(path)!r}, [{name}] {key}: not a list, and the flag is repeatable",
+                    hint=f"{key} = [{json.dumps(value)}]" if isinstance(value, str | int | float) else None,
+                )
             values = value if isinstance(value, list) else [value]
             if any(isinstance(each, bool) for each in values) and not getattr(parameter, "is_flag", False):
                 raise InputError(f"{str(path)!r}, [{name}] {key}: true and false are for flags that are on or off")

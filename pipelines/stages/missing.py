@@ -57,11 +57,13 @@ def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact
 
 def check_here(data: Artifact, store: Store) -> None:
     """Raises InputError for a corpus of another store: what is made of it refers to it, and would not find it."""
-    if not data.path.resolve().is_relative_to(store.root.resolve()):
+    try:
+        store.load(data.reference, verify=False).close()
+    except ArtifactMissing as error:
         raise InputError(
             f"{data.path} is not in the store {store.root}, where sequences would be made of it",
             hint=f"guide import {shlex.quote(str(data.path))}",
-        )
+        ) from error
 
 
 def build_sequences(

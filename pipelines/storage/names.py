@@ -36,7 +36,9 @@ class Name:
 def check_name(name: str) -> str:
     """The name itself, if it is valid.  Raises InputError if it is malformed, or could be mistaken for a path, an
     option or a device."""
-    if not NAME.fullmatch(name) or _DEVICE_NAMES.fullmatch(name):
+    if _DEVICE_NAMES.fullmatch(name):
+        raise InputError(f"bad name {name!r}", hint="on Windows it is that of a device; choose another one")
+    if not NAME.fullmatch(name):
         raise InputError(
             f"bad name {name!r}",
             hint="use up to 64 lower-case letters, digits, dots, dashes and underscores; begin with a letter or digit",

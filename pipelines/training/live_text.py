@@ -23,6 +23,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from guidance.checkpoint import TARGET_FOLDER, config_of, find_plan
 from guidance.errors import InputError, NumericalError, PlanError
+from guidance.guided_model import installed_in
 from guidance.objectives.selection import logits_at
 from guidance.objectives.translation import translate
 from guidance.patterns.features import FEATURES
@@ -262,7 +263,10 @@ class Filler(LiveModel):
 
 
 def with_random_weights(model: Any, seed: int) -> Any:
-    """A model of the same shape with new weights, in evaluation mode on the same device."""
+    """A model of the same shape with new weights and without the plans of this one, in evaluation mode on the same device."""
+    plans: list[Any] = installed_in(model)
+    for handle in reversed(plans):
+        handle.remove()  # the configuration of both models has the plan
     torch.manual_seed(seed)
     return type(model)(model.config).to(model.device).eval()
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from guidance.sites import is_added
+from guidance.checkpoint import EXTRA_FILE
 from pipelines.engine.stage import Run
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
         if config.optimizer == "adamw"
         else ", by Muon for the matrices between embeddings and head and by AdamW for the rest"
     )
-    own, has_own = config.added_learning_rate, any(is_added(name) for name, _ in folders[0].model.named_parameters())
-    added = f". Weights that its plan added had a learning rate of {own:g}" if own and has_own else ""
+    own = config.added_learning_rate if EXTRA_FILE in out.files else None
+    added = f". Weights that its plan added had a learning rate of {own:g}" if own else ""
     best = ""
     if "best/config.json" in out.files:
         step, value = outcome.best[0]

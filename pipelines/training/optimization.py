@@ -59,7 +59,7 @@ class Optimizer:
     def _groups(self, weights: Mapping[str, nn.Parameter], decay: float) -> list[dict[str, Any]]:
         """Weights in groups of one learning rate, whose ``share`` is that rate over the model's."""
         own = (self.given.added_learning_rate or self.given.learning_rate) / self.given.learning_rate
-        groups: dict[float, list[nn.Parameter]] = {}
+        groups: dict[float, list[nn.Parameter]] = {1.0: []}
         for name, weight in weights.items():
             groups.setdefault(own if is_added(name) else 1.0, []).append(weight)
         return [{"params": group, "weight_decay": decay, "share": share} for share, group in groups.items()]

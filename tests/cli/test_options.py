@@ -243,7 +243,7 @@ def test_config_may_come_before_or_after_the_command(trial, guide):
         (b"[ls.deeper]\nx = 1", "unknown setting of ls 'deeper'"),
         (b"[try-it]\nmax-length = 'abc'", "--max-length"),
         (b"[try-it]\nmax-length = {}", "--max-length"),
-        (b"[try-it]\nwords = 'one'", "words"),
+        (b"[try-it]\nwords = 'one'", "[try-it] words: not a list"),
         (b"[try-it]\nlower = 'perhaps'", "lower"),
         (b"[try-it]\nmode = 1979-05-27", "mode"),
         (b"[try-it]\nmax-length = " + b"9" * 5000, "'guide.toml': a number has too many digits"),

@@ -25,6 +25,7 @@ from guidance.errors import InputError, Interrupted
 from pipelines.progress import Progress
 from pipelines.stages import cooccurrence, corpus, dataset, finetune, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import write_file
 from pipelines.storage.store import Store
 from pipelines.training import memory, preparation
 from pipelines.training.cluster import Cluster
@@ -201,7 +202,9 @@ def settings_of(world: World, case: str, into: Path, **changes: Any) -> dict[str
         (into / "corpus").symlink_to(world.folder / "artifacts/corpus")
     data, settings, plan, counts = CASES[case]
     if plan and not plan.startswith("preset:"):
-        plan = str(write(into.parent / f"{into.name}.toml", plan))
+        path = into.parent / f"{into.name}.toml"
+        write_file(path, plan.encode())  # whole at any moment: another process of the run may be reading it
+        plan = str(path)
     tokenizer = {"tokenizer": str(world.words[data[0]].path)} if data[0] in world.words else {}
     counted = {"cooccur": str(world.counts.path)} if counts else {}
     return {**trainings.TINY, **EXACT, **tokenizer, **settings, "plan": plan, **counted, **changes}

@@ -1,14 +1,17 @@
 """Opens model folders that may come from strangers.
 
-Only safetensors are read.  Code that comes with a model is never run, and of a configuration only the keys that its class
-declares are used.
+Only safetensors are read.  Code that comes with a model is never run, and of a configuration only the keys are used that its class
+declares or that the code of its family in transformers reads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import inspect
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -43,17 +46,10 @@ from guidance.standalone import CLASS_NAME, CLASS_PREFIX, TYPE_PREFIX
 
 _NEVER = {
     *("auto_map", "trust_remote_code", "quantization_config", "name_or_path", "torch_dtype", "dtype"),
-    *("return_dict", "chunk_size_feed_forward"),
+    *("backbone", "use_pretrained_backbone", "use_timm_backbone", "experts_implementation"),
+    *("return_dict", "chunk_size_feed_forward", "gradient_checkpointing"),
 }
-"""Keys that are dropped from a configuration wherever they stand: they name code, or say how a model is called."""
-_UNDECLARED: Mapping[str, set[str]] = {
-    "deberta-v2": {
-        *("attention_head_size", "conv_act", "conv_groups", "conv_kernel_size", "embedding_size"),
-        *("norm_rel_ebd", "position_buckets", "share_att_key"),
-    }
-}
-"""Settings that a model reads although its configuration class does not declare them."""
-
+"""Keys that are dropped from a configuration wherever they stand: they name code or other models, or say how a model is called."""
 
 MOST_LAYERS_OR_HEADS = 10_000
 """Configurations with more are refused."""
@@ -62,7 +58,7 @@ MOST_LAYERS_OR_HEADS = 10_000
 
 
 def read_config(data: bytes, source: str) -> Any:
-    """A model's configuration, reduced to the keys that its class declares; ``source`` names the file in messages."""
+    """A model's configuration, reduced to the keys that its class declares or its code reads; ``source`` names the file in messages."""
     try:
         settings = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -76,13 +72,37 @@ def read_config(data: bytes, source: str) -> Any:
     if model_type not in CONFIG_MAPPING:
         raise InputError(f"{source}: transformers has no architecture {model_type!r}")
     try:
-        known = set(CONFIG_MAPPING[model_type]().to_dict()) - {"model_type", "transformers_version"}
-        known |= _UNDECLARED.get(model_type, set())
+        known = _keys_of(model_type)
         kept = {key: value for key, value in settings.items() if key in known}
         _check_sizes(kept)
         return AutoConfig.for_model(model_type, **_clean(kept))
     except Exception as error:  # every configuration class checks its values in its own way
         raise InputError(f"{source}: not a configuration of {model_type} ({_first_line(error)})") from error
+
+
+@functools.cache
+def _keys_of(model_type: str) -> frozenset[str]:
+    """The keys of a configuration file that mean something to its class or to the model.
+
+    Files of earlier versions have keys that the class turns into others, such as ``rope_theta``, and some models read settings that
+    their class does not declare.  So every name in the source of the family counts, apart from methods and other attributes of the class.
+    """
+    config_class = CONFIG_MAPPING[model_type]
+    families = [c for c in config_class.__mro__ if c.__module__.startswith("transformers.models.")]
+    files = {file for c in families for file in Path(inspect.getfile(c)).parent.glob("*.py")}
+    texts = [
+        file.read_text(encoding="utf-8") for file in files if file.name.startswith(("configuration_", "modeling_"))
+    ]
+    if converting := getattr(config_class, "convert_rope_params_to_dict", None):
+        texts.append(inspect.getsource(converting))
+    read = {name for text in texts for name in re.findall(r"\w+", text)}
+    declared = config_class().to_dict().keys() - {"model_type", "transformers_version"}
+    return frozenset(declared | {name for name in read if _is_settable(getattr(config_class, name, None))})
+
+
+def _is_settable(attribute: Any) -> bool:
+    """Whether a configuration may have a value of its own for this attribute of its class: None for a name that the class lacks."""
+    return attribute is None or (isinstance(attribute, property) and attribute.fset is not None)
 
 
 def _of_transformers(settings: dict[str, Any]) -> dict[str, Any]:

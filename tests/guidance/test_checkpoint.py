@@ -20,6 +20,7 @@ import torch
 import transformers
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     BartConfig,
@@ -27,6 +28,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import guidance
 from guidance.checkpoint import (
@@ -44,6 +46,7 @@ from guidance.errors import InputError, MachineError, NumericalError, PlanError
 from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.models.added_heads import Pal
+from guidance.models.families import FAMILIES
 from guidance.plan import Plan
 from tests.guidance.models import batch, tiny_model
 from tests.guidance.plans import Words, tables
@@ -207,7 +210,10 @@ def test_keys_that_could_name_kernels_or_quantisers_are_dropped(open_: Any, fold
         "_experts_implementation": "attacker/kernel",
         "quantization_config": {"quant_method": "attacker"},
         "name_or_path": "attacker/model",
+        "experts_implementation": "attacker/kernel",
+        "backbone": "attacker/model",
         "transformers_weights": "evil.bin",
+        "to_dict": "attacker",
         "surprise": 1,
     }
     edit(folder, **hostile)
@@ -215,6 +221,67 @@ def test_keys_that_could_name_kernels_or_quantisers_are_dropped(open_: Any, fold
     assert model.config._attn_implementation == "sdpa"
     assert "attacker" not in json.dumps(model.config.to_dict(), default=str)
     assert not hasattr(model.config, "surprise") and not hasattr(model.config, "transformers_weights")
+
+
+EARLIER: dict[str, dict[str, Any]] = {
+    "llama": {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}, "num_key_value_heads": 2},
+    "mistral": {"rope_theta": 1e6, "rope_scaling": None, "sliding_window": None},
+    "qwen2": {
+        "rope_theta": 1e6,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 2,
+        "head_dim": 48,
+    },
+    "gemma3_text": {"rope_theta": 2e6, "rope_local_base_freq": 5e3, "sliding_window_pattern": 3},
+    "phi": {"rope_theta": 2e4, "partial_rotary_factor": 0.4},
+    "gpt_neox": {"rotary_emb_base": 2e4, "rotary_pct": 0.5},
+    "smollm3": {"rope_theta": 5e6, "no_rope_layer_interval": 3},
+    "modernbert": {"global_rope_theta": 9e4, "local_rope_theta": 8e3, "global_attn_every_n_layers": 4},
+    "t5": {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu"},
+    "gpt2": {"n_embd": 24, "n_head": 2, "summary_last_dropout": 0.3},
+    "deberta-v2": {"position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm", "cls_dropout": 0.3},
+}
+"""Keys that files of published models have and that configurations of today do not declare, beside some that they do."""
+
+
+@pytest.mark.parametrize("model_type", EARLIER)
+def test_a_configuration_of_an_earlier_version_is_read_as_transformers_reads_it(model_type: str) -> None:
+    ours = read_config(json.dumps({"model_type": model_type} | EARLIER[model_type]).encode(), "x")
+    expected = AutoConfig.for_model(model_type, **EARLIER[model_type])
+    assert ours.to_dict() == expected.to_dict() != AutoConfig.for_model(model_type).to_dict()
+
+
+def test_every_family_with_rotary_positions_reads_their_base() -> None:
+    rotary = [t for t in _model_types() if hasattr(CONFIG_MAPPING[t](), "rope_parameters")]
+    assert {"llama", "olmo2", "cohere", "granite", "starcoder2", "exaone4"} <= set(rotary)
+    for model_type in rotary:
+        base = {"gpt_neox": "rotary_emb_base", "modernbert": "global_rope_theta"}.get(
+            model_type.split("-")[0], "rope_theta"
+        )
+        ours = read_config(json.dumps({"model_type": model_type, base: 77_777.0}).encode(), "x")
+        assert "77777.0" in repr(ours.rope_parameters), model_type
+
+
+def _model_types() -> list[str]:
+    """The model types of all families that can be guided."""
+    return [t for t in CONFIG_MAPPING if CONFIG_MAPPING[t].__module__.split(".")[-2] in FAMILIES]
+
+
+@pytest.mark.parametrize(
+    "old", [{"rope_theta": 5e5}, {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}]
+)
+def test_a_model_of_an_earlier_version_computes_what_it_computes_in_transformers(old: Any, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(
+        json.dumps({key: value for key, value in settings.items() if key != "rope_parameters"} | old)
+    )
+    inputs = {"input_ids": torch.arange(24)[None] % 9 + 4}
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path)(**inputs).logits
+    assert not torch.allclose(model.eval()(**inputs).logits, expected)
+    torch.testing.assert_close(load_model(tmp_path, AutoModelForCausalLM)(**inputs).logits, expected)
 
 
 DIRECT = re.compile(

@@ -45,8 +45,8 @@ SEARCH_TOPICS = {
         "guide search reviews --grid layers=2,4 --grid dropout=0.2,0.3 --select accuracy --patience 5 --epochs 30",
         "guide search reviews --init my-model --grid learning-rate=1e-5,2e-5 --seeds 2 --test-seeds 5 --jobs 4",
         "guide search reviews --init my-model --seeds 5 --shard 2/8   # one of 8 jobs; afterwards, without --shard, it goes on",
-        "guide search wiki-128 --plan preset:ag --leave-one-out --seeds 3 --steps 2000",
-        "guide search wiki-128 --plan preset:ag --grid plan.next.weight=1,10,100 --steps 2000 --jobs 2",
+        "guide search wiki-128 --architecture roberta --plan preset:ag --leave-one-out --seeds 3 --steps 2000",
+        "guide search wiki-128 --architecture roberta --plan preset:ag --grid plan.next.weight=1,10,100 --steps 2000 --jobs 2",
         "guide search papers --plan preset:patterns --subsets --select rouge1 --jobs 4",
         "guide compare plain-folds asa-folds",
     ],
@@ -124,7 +124,7 @@ def quickstart_command(
         typer.Option(help="Your own text, in a format of build-corpus, instead of Python's documentation."),
     ] = None,
 ) -> Result:
-    """See what guidance does: train the same small model with and without guided heads, in a few minutes."""
+    """See what guidance does: train a small model plain and with preset:neighbours-fixed, in a few minutes."""
     result = quickstart.run([*(corpus or []), *(more or [])], config, **session.options())
     folder = result.artifact.path
     for line in result.artifact.counts["table"].splitlines():

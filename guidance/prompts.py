@@ -29,7 +29,7 @@ class Prompt:
 
     @classmethod
     def parse(cls, text: str, marks: Sequence[str] = ()) -> Prompt:
-        """The prompt of a text, whose marked parts stand between ``<<`` and ``>>``.
+        r"""The prompt of a text, whose marked parts stand between ``<<`` and ``>>``; ``\<<`` and ``\>>`` are these signs themselves.
 
         Args:
             marks: strings that are marked wherever they stand in the text.
@@ -37,20 +37,21 @@ class Prompt:
         Raises:
             InputError: a ``<<`` or ``>>`` has no other end, or one of ``marks`` is not in the text.
         """
-        parts = re.split(r"(<<|>>)", text)
+        hint = r"<<the part that is marked>>; \<< is a sign of the text itself"
+        parts = re.split(r"(?<!\\)(<<|>>)", text)
         bare, spans, start = "", list[Span](), -1
         for part in parts:
             if part not in ("<<", ">>"):
-                bare += part
+                bare += re.sub(r"\\(<<|>>)", r"\1", part)
             elif (part == "<<") != (start < 0):
-                raise InputError(f"{part} without its other end: {text[:80]!r}", hint="<<the part that is marked>>")
+                raise InputError(f"{part} without its other end: {text[:80]!r}", hint=hint)
             elif part == "<<":
                 start = len(bare)
             else:
                 spans.append((start, len(bare)))
                 start = -1
         if start >= 0:
-            raise InputError(f"<< without its other end: {text[:80]!r}", hint="<<the part that is marked>>")
+            raise InputError(f"<< without its other end: {text[:80]!r}", hint=hint)
         for mark in marks:
             places = [found.span() for found in re.finditer(re.escape(mark), bare)] if mark else []
             if not places:

@@ -138,8 +138,11 @@ class Writer(LiveModel):
             ids_BT = self.model.generate(
                 **inputs, **columns, max_new_tokens=room, pad_token_id=self.pad_id, use_cache=True, **search
             )
-        text: str = self.tokenizer.decode(ids_BT[0, length:].tolist(), skip_special_tokens=True)
-        return text
+        # of the whole text, since some tokenizers drop a space before the first token that they decode
+        before, whole = (
+            self.tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in (ids_BT[0, :length], ids_BT[0])
+        )
+        return str(whole.removeprefix(before))
 
 
 def at_strength(plan: Plan, strength: float) -> Plan:

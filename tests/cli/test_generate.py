@@ -65,7 +65,6 @@ def test_it_writes_what_the_logits_of_whole_texts_say_with_the_plan(work: Simple
     of_prompt: list[torch.Tensor] = []  # the logits after the prompt, without and with the plan
     for has_plan in (False, True):
         ids = encoding.ids[: max(n for n, part in enumerate(encoding.sequence_ids, 1) if part is not None)]
-        prompt_length = len(ids)
         if has_plan:
             row = Plan.parse(text_of_plan.replace("[0]\n", "[0]\nstrength = 0.5\n"))
             handle = guidance.install(model, row)
@@ -83,7 +82,9 @@ def test_it_writes_what_the_logits_of_whole_texts_say_with_the_plan(work: Simple
             ids.append(int(logits.argmax()))
             if ids[-1] == model.generation_config.eos_token_id:
                 break
-    assert written == writer.tokenizer.decode(ids[prompt_length:], skip_special_tokens=True)
+    assert f"<s> {text}{written}" == writer.tokenizer.decode(ids), (
+        "with the space before the first word that was written"
+    )
     assert not torch.equal(*of_prompt), "the plan does something"
 
 

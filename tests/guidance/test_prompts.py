@@ -26,6 +26,7 @@ def test_spans_of_a_prompt_are_those_between_marks_and_every_place_of_a_mark() -
     assert Prompt.parse("be brief, be kind", ["be"]).marked == ((0, 2), (10, 12))
     assert Prompt.parse("a <<be>>, be kind", ["be"]).marked == ((2, 4), (6, 8))
     assert Prompt.parse("a < b > c") == Prompt("a < b > c")
+    assert Prompt.parse(r"1 \<< 3 \>> <<2>>", ["3"]) == Prompt("1 << 3 >> 2", ((5, 6), (10, 11)))
     for text, marks, words in (
         ("a <<b", [], "<< without"),
         ("a b>>", [], ">> without"),

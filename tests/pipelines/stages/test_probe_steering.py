@@ -105,7 +105,7 @@ def test_the_head_that_writes_what_it_looks_at_is_chosen(llama: str, tmp_path: P
     writer = Writer(Path(llama), Plan.load(str(artifact.path / "plan.toml")), device="cpu")
     assert {own.heads for plan in writer.handle.site_plans.values() for own in plan.assignments} == {(0,)}
     for prompt, answer in MARKED:
-        assert f"{writer.write(Prompt.parse(prompt), max_new_tokens=3)} ".startswith(f"{answer} ")
+        assert f"{writer.write(Prompt.parse(prompt), max_new_tokens=3)} ".startswith(f" {answer} ")
 
 
 def test_heads_are_chosen_that_are_good_for_every_file(

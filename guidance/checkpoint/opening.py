@@ -101,7 +101,11 @@ def _keys_of(model_type: str) -> frozenset[str]:
 
 
 def _is_settable(attribute: Any) -> bool:
-    """Whether a configuration may have a value of its own for this attribute of its class: None for a name that the class lacks."""
+    """Whether a file may set an attribute of a configuration: not a method or another value that its class shares.
+
+    Args:
+        attribute: what the class has under that name; None if it has nothing.
+    """
     return attribute is None or (isinstance(attribute, property) and attribute.fset is not None)
 
 

@@ -138,7 +138,7 @@ class Writer(LiveModel):
             ids_BT = self.model.generate(
                 **inputs, **columns, max_new_tokens=room, pad_token_id=self.pad_id, use_cache=True, **search
             )
-        # of the whole text, since some tokenizers drop a space before the first token that they decode
+        # decoded together with the prompt: some tokenizers drop a space before the first token that they are given
         before, whole = (
             self.tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in (ids_BT[0, :length], ids_BT[0])
         )

@@ -10,7 +10,12 @@ export function has(path) {
   return !isSaved || path in answers;
 }
 
-export class Refused extends Error {}
+export class Refused extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
 
 // Gives the token of the address for a cookie, and takes it out of the address and the history.
 export async function enter() {
@@ -35,7 +40,7 @@ async function ask(path, kind, options) {
   }
   if (!response.ok) {
     const told = await response.json().catch(() => ({}));
-    throw new Refused([told.problem ?? `error ${response.status}`, told.hint].filter(Boolean).join(" "));
+    throw new Refused([told.problem ?? `error ${response.status}`, told.hint].filter(Boolean).join(" "), response.status);
   }
   return body;
 }

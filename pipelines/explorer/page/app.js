@@ -41,7 +41,8 @@ async function watch() {
       wasGone = $("gone") !== null;
       $("gone")?.remove();
     } catch (error) {
-      if (error instanceof Refused) {
+      const isReplaced = error.status === 401 && page.overview !== null; // a later server, which does not know this page
+      if (error instanceof Refused && !isReplaced) {
         $("status-text").textContent = error.message;
         return;
       }

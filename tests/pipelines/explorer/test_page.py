@@ -307,6 +307,15 @@ def test_a_page_whose_server_is_gone_says_so_and_keeps_its_pictures(browser: Any
     look.__exit__()
 
 
+def test_a_page_notices_that_a_later_server_has_the_address_of_its_own(browser: Any, tmp_path: Path) -> None:
+    with served(tmp_path, [model_folder(tmp_path / "model")]) as page, opened(browser, page.address) as tab:
+        ready(tab)
+        tab.context.clear_cookies()  # what the page sends is the token of the server that has ended
+        tab.get_by_text("The server has ended").wait_for(timeout=15_000)
+        tab.context.new_page().goto(page.address)  # the address that the later one printed
+        tab.get_by_text("The server has ended").wait_for(state="detached", timeout=15_000)
+
+
 def test_a_server_that_goes_away_while_the_page_reads_is_noticed_and_the_page_goes_on_when_it_is_back(
     browser: Any, tmp_path: Path
 ) -> None:

@@ -260,21 +260,23 @@ def test_objectives_whose_sequences_hold_several_texts_are_not_packed(world: Wor
 
 
 @pytest.fixture(scope="module")
-def of_two_processes(world: World, every: bool) -> Mapping[str, Sequence[Path]]:
-    """The stores into which ``torchrun`` has trained each case in two processes.
+def of_two_processes(request: pytest.FixtureRequest, world: World, every: bool) -> Mapping[str, Sequence[Path]]:
+    """The stores into which ``torchrun`` has trained each case that is to be compared in two processes.
 
     Each process holds the whole model in every second case and a part in the others; ``--every`` tries both, and more.
     """
+    name = test_two_processes_learn_the_same_as_one.__name__
+    cases = [item.callspec.params["whole"] for item in request.session.items if item.originalname == name]  # type: ignore[attr-defined]
     fsdp = {"parallel": "fsdp"}
     ways: list[tuple[str, dict[str, Any]]] = [("four", {"micro_batches": 4}), ("divided", fsdp)]
-    runs = [(case, *way) for n, case in enumerate(CASES) for way in (ways if every else [ways[n % 2]])]
+    runs = [(case, *way) for n, case in enumerate(cases) for way in (ways if every else [ways[n % 2]])]
     runs += [
         (case, way, changes)
-        for case in CASES
+        for case in cases
         for way, changes in (("one", {}), ("divided-two", {**fsdp, "micro_batches": 2}))
         if every
     ]
-    folders = {case: [world.folder / f"{way}-{case}" for of, way, _ in runs if of == case] for case in CASES}
+    folders = {case: [world.folder / f"{way}-{case}" for of, way, _ in runs if of == case] for case in cases}
     command_lines = []
     for case, way, changes in runs:
         into, data = world.folder / f"{way}-{case}", CASES[case].data

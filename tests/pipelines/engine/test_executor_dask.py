@@ -113,7 +113,7 @@ def test_workers_may_join_after_the_run_has_begun_and_need_not_share_its_folder(
 
 
 @pytest.mark.parametrize(
-    "options", [(), pytest.param(("--no-nanny",), marks=pytest.mark.every)], ids=["nanny", "no nanny"]
+    "options", [pytest.param((), marks=pytest.mark.every), ("--no-nanny",)], ids=["nanny", "no nanny"]
 )
 def test_a_lost_worker_costs_its_shard(
     options: tuple[str, ...], cluster: Cluster, text: Artifact, store: Store, traces: Path

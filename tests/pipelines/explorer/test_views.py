@@ -197,6 +197,7 @@ def test_the_difference_of_two_models_is_b_minus_a(browser: Any, tmp_path: Path)
         assert abs(told - expected) < 0.06
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["svg", "png"])
 @pytest.mark.parametrize("what", ["map", "lines", "heads"])
 def test_figures_are_whole_and_say_what_they_show(tab: Any, page: Page, kind: str, what: str, tmp_path: Path) -> None:

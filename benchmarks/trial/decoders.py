@@ -47,7 +47,8 @@ PLANS: Mapping[str, Plan | None] = {
     LOSSES: losses("previous", "induction"),
     SHAM_OF_LOSSES: losses(at(-7), at(-11)),
 }
-FIRST = (NONE, MIX, SHAM_OF_MIX)
+ORDER = ((NONE, MIX, SHAM_OF_MIX), (FIXED,), (LOSSES, SHAM_OF_LOSSES))
+"""What is trained first: what the named comparisons need."""
 
 
 def plain(results: Results) -> Iterator[list[Run]]:
@@ -57,7 +58,7 @@ def plain(results: Results) -> Iterator[list[Run]]:
 def final(results: Results) -> Iterator[list[Run]]:
     best = best_of(results, "causal-plain", "plain", SHAPE)
     settings = {**best, "evaluate_every": 600, "snapshots": list(SNAPSHOTS)}
-    for labels in (FIRST, [label for label in PLANS if label not in FIRST]):
+    for labels in ORDER:
         yield [
             Run("causal-final", label, seed, STEPS, PLANS[label], settings, "novels, 256 tokens")
             for seed in FINAL_SEEDS
@@ -66,12 +67,12 @@ def final(results: Results) -> Iterator[list[Run]]:
 
 
 def use(results: Results) -> Iterator[list[Use]]:
-    runs = [run for group in final(results) for run in group]
-    yield [
-        Use("causal-use", f"{task}: {run.label}", run.seed, task, run)
-        for task in ("BLiMP", "induction")
-        for run in runs
-    ]
+    for runs in final(results):
+        yield [
+            Use("causal-use", f"{task}: {run.label}", run.seed, task, run)
+            for task in ("BLiMP", "induction")
+            for run in runs
+        ]
 
 
 PHASES = {"causal-plain": plain, "causal-final": final, "causal-use": use}

@@ -72,10 +72,10 @@ def test_presets_and_patterns_are_offered(complete):
 DIVIDED = {
     "guide show wiki@": {"1"},
     "guide compare wiki@1 half": {"half"},
-    "guide pretrain x --plan preset:neighbours-": {"neighbours-fixed"},
-    "guide pretrain x --plan=preset:neighbours-": {"neighbours-fixed"},
-    "guide pretrain x --grid learning-rate=1 --plan preset:neighbours-": {"neighbours-fixed"},
-    "guide plan diff preset:ag preset:neighbours-": {"neighbours-fixed"},
+    "guide pretrain x --plan preset:neighbours-": {"neighbours-causal", "neighbours-fixed"},
+    "guide pretrain x --plan=preset:neighbours-": {"neighbours-causal", "neighbours-fixed"},
+    "guide pretrain x --grid learning-rate=1 --plan preset:neighbours-": {"neighbours-causal", "neighbours-fixed"},
+    "guide plan diff preset:ag preset:neighbours-": {"neighbours-causal", "neighbours-fixed"},
 }
 
 

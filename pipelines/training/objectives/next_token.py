@@ -27,7 +27,7 @@ class CausalLanguageModelling(Objective):
     needs_mask_token = False
     needs_pad_token = False
     examples = (
-        "guide pretrain novels-256 --objective clm --architecture llama --layers 8 --hidden 128 --heads 4 --plan preset:ag-causal",
+        "guide pretrain novels-256 --objective clm --architecture llama --layers 8 --hidden 128 --heads 4 --plan preset:neighbours-causal",
         "guide pretrain my-text-of-smollm --objective clm --init ./smollm --learning-rate 2e-5",
     )
     learner = "pipelines.training.learners.causal_lm:prepare"
@@ -63,5 +63,8 @@ class CausalLanguageModelling(Objective):
         if reason := super().refusal(guide):
             return reason
         if guide.bound_pattern and guide.bound_pattern.is_only_ahead() and not guide.optional:
-            return f"{guide.pattern} names only later tokens, and a model that predicts them sees none; see preset:ag-causal"
+            return (
+                f"{guide.pattern} names only later tokens, and a model that predicts them sees none; "
+                "see preset:ag-causal and preset:neighbours-causal"
+            )
         return ""

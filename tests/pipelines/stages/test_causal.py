@@ -196,6 +196,7 @@ def test_what_cannot_work_is_refused_by_name(shop: tuple[Store, Artifact], train
     assert refused.value.hint == "--objective clm"
     for preset, message in (
         ("ag", "next names only later tokens, and a model that predicts them sees none; see preset:ag-causal"),
+        ("neighbours", "next names only later tokens.*preset:neighbours-causal"),
         ("mcmisp-bert", "logit_loss acts where a generator mis-predicts, and clm has none"),
         ("roles", "would tell a query about later tokens|needs the features"),
     ):

@@ -106,7 +106,7 @@ def induction(rows: Sequence[Row]) -> Table:
     lines = []
     for label, mine in by_label(rows).items():
         means = 100 * np.mean([row["scores"] for row in mine], axis=0)
-        lines.append([f"{label.partition(': ')[2]} (n = {len(mine)})", *(f"{mean:.0f}" for mean in means)])
+        lines.append([f"{label.partition(': ')[2]} (n = {len(mine)})", *(f"{mean:.1f}" for mean in means)])
     return Table("highest induction score of a head, in %", ["step", *(f"{step:,}" for step in steps)], lines)
 
 

@@ -29,7 +29,7 @@ from pipelines.training.batches import Examples, ids_and_mask, pad, pad_features
 from pipelines.training.learner import folder_of
 from pipelines.training.live_text import check_bare_text, with_random_weights, words_of
 from pipelines.training.model_checks import check_lengths, check_model, longest_input
-from pipelines.training.models import read_tokenizer
+from pipelines.training.models import has_segments, read_tokenizer
 from pipelines.training.opening import open_watched
 from pipelines.training.plan_inputs import check_needs, features, read_tables
 
@@ -94,7 +94,7 @@ class WatchedSequences:
         self._plans = features(self.plan, training=False)
         needed = tuple(dict.fromkeys((*self._plans, *self.known)))
         # models with segment embeddings learned pairs of texts with them
-        self._segments = "shape" in data.counts and getattr(self.model.config, "type_vocab_size", 0) > 1
+        self._segments = "shape" in data.counts and has_segments(self.model.config)
         own = ("text",) if self._segments else ()
         self.rows = Examples.read(data, config.split, len(self.tokenizer), features=needed, masks=masks, own=own)
         check_lengths(self.model.config, {config.split: self.rows}, data.reference)

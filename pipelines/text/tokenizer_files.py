@@ -132,6 +132,15 @@ def plain_tokenizer(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, byt
     return kept
 
 
+def with_segments(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The same files, with which ``AutoTokenizer`` numbers the two texts of a pair, for models that read ``token_type_ids``."""
+    name = "tokenizer_config.json"
+    settings = _json_object(files[name], name) | {
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]
+    }
+    return {**files, name: (json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()}
+
+
 def _json_object(data: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(data.decode())

@@ -14,10 +14,12 @@ import safetensors.torch
 from guidance.checkpoint import CONFIG_FILE, TARGET_FOLDER, config_file, model_files, weight_files
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Builder
+from pipelines.text.tokenizer_files import with_segments
 from pipelines.training.checkpoints import WEIGHTS, Checkpoints, best_name
 from pipelines.training.learner import ModelFolder
 from pipelines.training.loop import Outcome
 from pipelines.training.metrics_log import METRICS_LOG
+from pipelines.training.models import has_segments
 from pipelines.training.preparation import Prepared
 
 METRICS_PART = 10_000
@@ -36,8 +38,11 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
         if name.startswith(("tokenizer/", f"{TARGET_FOLDER}/"))
     }
     tokenizer = dict(run.config.row.tokenizer_of(tokenizer))
+    tokenizers = {
+        folder.path: with_segments(tokenizer) if has_segments(folder.model.config) else tokenizer for folder in folders
+    }
     for folder in folders:
-        for name, content in {**files[folder.path], **tokenizer}.items():
+        for name, content in {**files[folder.path], **tokenizers[folder.path]}.items():
             out.write(folder.path + name, content)
     checkpoints = Checkpoints(run.partial)
     wanted = {f"snapshots/step-{step}/": step for step in checkpoints.steps("snapshot")}
@@ -53,7 +58,7 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
             for name, content in weight_files(_tensors_of(folder, tensors), folder.plan).items():
                 out.write(place + folder.path + name, content)
             files[folder.path] |= _config(folder, files[folder.path])
-            for name, content in {**tokenizer, **files[folder.path]}.items():
+            for name, content in {**tokenizers[folder.path], **files[folder.path]}.items():
                 if not name.endswith(".safetensors"):
                     out.write(place + folder.path + name, content)
     _write_metrics(out, outcome.log)

@@ -95,6 +95,11 @@ def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bo
     return wrapped
 
 
+def has_segments(config: Any) -> bool:
+    """Whether models of a configuration read which text of a pair a token belongs to, as ``token_type_ids``."""
+    return getattr(config, "type_vocab_size", 0) > 1
+
+
 def masker_of(tokenizer: Any, probability: float) -> Any:
     """What masks the tokens of a tokenizer; see `guidance.objectives.masked_lm.Masker`."""
     from guidance.objectives.masked_lm import Masker

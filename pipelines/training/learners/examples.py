@@ -15,7 +15,7 @@ from pipelines.training.batches import Examples, ids_and_mask, pad, pad_features
 from pipelines.training.learner import Setup
 from pipelines.training.learners.guided import Guides, Learner
 from pipelines.training.model_checks import check_lengths
-from pipelines.training.models import build_model
+from pipelines.training.models import build_model, has_segments
 from pipelines.training.task import Batch, Prediction, Task
 
 
@@ -158,7 +158,7 @@ class ModelInputs:
 
     def __init__(self, model: Any, pad_id: int) -> None:
         self._model, self._pad_id = model, pad_id
-        self._segments = getattr(model.config, "type_vocab_size", 0) > 1
+        self._segments = has_segments(model.config)
 
     def of(self, batch: Batch) -> dict[str, Tensor]:
         """The inputs of the model by name, each (rows, T), on its device."""

@@ -480,3 +480,20 @@ def test_a_length_that_the_model_cannot_read_is_refused_before_sequences_are_mad
     with pytest.raises(InputError, match="--max-length 4000: the model of --init reads at most"):
         train(store, data, init=model.reference, max_length=4000)
     assert set((store.root / "sequences").iterdir()) == before
+
+
+@pytest.mark.parametrize(("architecture", "segments"), [("bert", True), ("modernbert", False)])
+def test_other_programs_number_the_texts_of_a_pair_as_they_were_in_training(
+    store: Store, tmp_path: Path, architecture: str, segments: bool
+) -> None:
+    rows = [{"text": f"w{n} a", "pair": f"w{n % 3} b c", "label": str(n % 2)} for n in range(12)]
+    data = build(store, tmp_path, {"train": rows, "test": rows}, pair_column="pair", valid_fraction=0.0)
+    model = train(store, data, architecture=architecture, steps=4).artifact
+    tokenizer = AutoTokenizer.from_pretrained(model.path)
+    batch = tokenizer([row["text"] for row in rows], [row["pair"] for row in rows], padding=True, return_tensors="pt")
+    assert ("token_type_ids" in batch) == segments
+    assert not segments or batch["token_type_ids"][0].tolist() == [0] * 4 + [1] * 4
+    with torch.no_grad():
+        shares = AutoModelForSequenceClassification.from_pretrained(model.path)(**batch).logits.softmax(-1)
+    _, predictions = measure(store, model.reference, data)
+    assert shares.tolist() == [pytest.approx(row["scores"], abs=1e-5) for row in predictions]

@@ -57,7 +57,7 @@ class Config(Layout):
 
     format: FormatName | None = Field(
         None,
-        description="Format of the files; by default decided by their extension.  label-text: a label, a space and the "
+        description="Format of the files; by default decided by their extension.  label-text: a label, a space or tab, and the "
         "text on each line; json: one list of objects; conll: a word and its tag on each line.  Data sets of texts and pairs "
         f"with their own columns: {', '.join(name for name in LAYOUTS if name not in _GENERAL)}.  Multiple choice: dream, hellaswag, "
         "arc.  With summaries: scisummnet, scitldr, presumm, qmsum.  With topic segments: choi (sentences on lines and a "

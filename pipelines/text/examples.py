@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -167,8 +169,8 @@ def columns_of(layout: Layout, source_column: str | None = None) -> Columns:
 def _label_first(file: TextFile, split: str, layout: Layout, columns: Columns) -> Iterator[Record]:
     for number, line in file.lines():
         if line.strip():
-            label, _, text = line.strip().partition(" ")
-            yield Record(number, file.place(number), text, label=label)
+            label, *text = re.split(r"[ \t]", line.strip(), maxsplit=1)
+            yield Record(number, file.place(number), "".join(text), label=label)
 
 
 def _table(file: TextFile, split: str, layout: Layout, columns: Columns, *, delimiter: str) -> Iterator[Record]:
@@ -263,6 +265,8 @@ def plain_value(value: Any, role: str, key: str, place: str) -> str | None:
     if role == "id" and isinstance(value, str | int) and not isinstance(value, bool):
         value = record_id(value)
     if role == "label" and isinstance(value, bool | int | float):
+        if isinstance(value, float) and math.isnan(value):  # how tables of floats write that there is none
+            return None
         value = json.dumps(value)
     if not isinstance(value, str):
         wanted = "a string or a number" if role == "label" else "a string"

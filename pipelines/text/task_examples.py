@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -129,23 +130,36 @@ def _record(
 # tagged words
 
 
+_ABOUT = re.compile(r"#\s+(id\s|new(doc|par)\b|\w+\s*=)")
+"""A line about the sentence that follows, as in MultiCoNER (``# id 7 domain=en``) and CoNLL-U (``# text = He ran``)."""
+
+
 def read_conll(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     """The sentences of a file.  Columns are parted by tabs, or else by spaces; by default the first holds the word and the
     last its tag.  A test file with one column has no tags."""
     words, tags, begun = list[str](), list[str | None](), 0
     for number, line in itertools.chain(file.lines(), [(0, "")]):
-        cells = line.rstrip("\r\n").split("\t") if "\t" in line.strip() else line.split(" ")
-        cells = [cell.strip() for cell in cells]
+        has_tabs = "\t" in line.strip()
+        cells = [cell.strip() for cell in (line.rstrip("\r\n").split("\t") if has_tabs else line.split(" "))]
         if not any(cells) or cells[0] == "-DOCSTART-":
             yield from _tagged(words, tags, begun, file.place(begun), split, file.notes)
             words, tags = [], []
             continue
-        cells = [cell for cell in cells if cell]
-        begun = begun if words else number
         place, column = file.place(number), layout.label_column
+        if not words and _ABOUT.match(line):
+            file.notes.warn("a line about a sentence, such as '# id 7', was left out", place)
+            continue
+        # an empty cell between tabs is a column, and one at the end is none
+        cells = list(cells[: max(n for n, cell in enumerate(cells, 1) if cell)] if has_tabs else filter(None, cells))
+        begun = begun if words else number
         word = cells[0] if layout.text_column == "text" else _cell(cells, layout.text_column, "--text-column", place)
         words.append("".join(word.split()) or "_")
-        tags.append(_cell(cells, column, "--label-column", place) if column else cells[-1] if len(cells) > 1 else None)
+        tag = _cell(cells, column, "--label-column", place) if column else cells[-1] if len(cells) > 1 else None
+        if tag and len(tag.split()) > 1:
+            raise InputError(
+                f"{place}: a tag with white space: {tag!r}", hint="write it in one piece, such as B-work_of_art"
+            )
+        tags.append(tag or None)
 
 
 def read_words(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:

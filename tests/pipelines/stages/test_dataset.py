@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def test_parquet_labels_may_be_numbers_and_null_texts_are_dropped(store: Store, 
             "text": pa.array(["One.", "Two.", None, "Four."]).dictionary_encode(),
             "label": pa.array([1, 0, 1, None], pa.int64()),
             "score": [0.5, 5.0, 1.0, 2.0],
+            "gap": [1.0, math.nan, 0.0, math.nan],
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
@@ -113,10 +115,12 @@ def test_parquet_labels_may_be_numbers_and_null_texts_are_dropped(store: Store, 
     assert [row["label"] for row in documents(make(store, tmp_path / "a.parquet", label_column="score"))] == [
         *("0.5", "5.0", "2.0")
     ]
+    gaps = documents(make(store, tmp_path / "a.parquet", label_column="gap"))
+    assert [row["label"] for row in gaps] == ["1.0", None, None], "NaN is how tables of floats write that there is none"
 
 
 def test_label_text_files_are_read_in_the_encoding_given(store: Store, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.all", "1 a café film\n0 dull\n0\n0 \n", "latin-1")
+    path = write(tmp_path / "a.all", "1 a café film\n0\tdull\n0\n0 \n", "latin-1")
     with pytest.raises(InputError, match=r"'a.all', line 1, byte \d+: not utf-8"):
         make(store, path, format="label-text")
     made = make(store, path, format="label-text", encoding="latin-1")

@@ -69,6 +69,14 @@ def test_columns_become_words_with_a_tag_each(store: Store, tmp_path: Path) -> N
     assert pq.read_table(parts.path / "documents.parquet")["label"].to_pylist() == ["NNP VBD", "NNP NNP"]
 
 
+def test_lines_about_a_sentence_and_empty_cells_between_tabs_are_no_words(store: Store, tmp_path: Path) -> None:
+    text = "# id 7\tdomain=en\nAda\t_\tB-PER\nran\t\tO\t\n\t_\tO\n\n# text = # 1\n# NN O\n1 NN O\n"
+    made = build(store, tmp_path, text, valid_fraction=0.0, label_column="3")
+    assert pq.read_table(made.path / "blocks.parquet")["text"].to_pylist() == ["Ada ran _", "# 1"]
+    assert pq.read_table(made.path / "documents.parquet")["label"].to_pylist() == ["B-PER O O", "O O"]
+    assert any("a line about a sentence" in line and "2 times" in line for line in made.manifest["warnings"])
+
+
 def test_unknown_tags_are_counted_in_words(store: Store, tmp_path: Path) -> None:
     (tmp_path / "train.conll").write_text("Ada B-PER\nwent O\n")
     (tmp_path / "valid.conll").write_text("Goma B-LOC\nand O\nOslo B-LOC\n")
@@ -84,6 +92,8 @@ def test_unknown_tags_are_counted_in_words(store: Store, tmp_path: Path) -> None
         ("Ada\nwent\n", {}, "2 of the 2 words"),
         ("Ada B-PER\n", {"label_column": "3"}, "no column '3'; it has 2"),
         ("Ada B-PER\n", {"label_column": "9" * 5000}, "no column '9"),
+        ("Ada\tNNP\tB-PER\nwent\t\tO\n", {"label_column": "2"}, "1 of the 2 words of this sentence has no tag"),
+        ("Guernica\tB-work of art\n", {}, "line 1: a tag with white space: 'B-work of art'"),
     ],
 )
 def test_lines_without_a_tag_are_refused(

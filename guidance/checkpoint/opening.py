@@ -42,6 +42,7 @@ from guidance.errors import InputError, NumericalError, PlanError, reason_of
 from guidance.models import role_transformer  # noqa: F401  registers its classes
 from guidance.models.word_models import OWN_CLASSES
 from guidance.plan import SIZE_LIMIT, Plan
+from guidance.special_tokens import SPECIAL_TOKENS
 from guidance.standalone import CLASS_NAME, CLASS_PREFIX, TYPE_PREFIX
 
 _NEVER = {
@@ -68,7 +69,18 @@ def read_config(data: bytes, source: str) -> Any:
     settings = _of_transformers(settings)
     if "auto_map" in settings:
         raise InputError(f"{source}: this model comes with its own code, which is never run")
-    model_type = str(settings.get("model_type"))
+    if settings.get("quantization_config"):
+        raise InputError(
+            f"{source}: its weights are quantised, and would be read as plain numbers",
+            hint="save it once more without quantization, for example with model.dequantize() and model.save_pretrained(folder)",
+        )
+    if "model_type" not in settings:
+        raise InputError(f"{source}: it has no model_type", hint='add one, such as "model_type": "bert"')
+    model_type = str(settings["model_type"])
+    if model_type == "mistral" and "layer_types" in settings:
+        raise InputError(
+            f"{source}: a mistral with layer_types, which transformers opens as a ministral; there is no such family"
+        )
     if model_type not in CONFIG_MAPPING:
         raise InputError(f"{source}: transformers has no architecture {model_type!r}")
     try:
@@ -137,10 +149,10 @@ def _check_sizes(settings: Any) -> None:
 
 
 def _clean(value: Any) -> Any:
-    """A configuration and those nested in it, without keys that could name code or kernels."""
+    """A configuration and those nested in it, without keys that could name code or kernels; labels may have any name."""
     if isinstance(value, Mapping):
         return {
-            key: _clean(item)
+            key: item if key in ("id2label", "label2id") else _clean(item)
             for key, item in value.items()
             if not str(key).startswith("_") and "attn_implementation" not in str(key) and key not in _NEVER
         }
@@ -306,7 +318,8 @@ def _tensor_names(path: Path) -> set[str]:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder, or None; only the special tokens are taken from its settings."""
+    """The tokenizer of a model folder, or None; only the special tokens are taken from its settings.  Where these name none for a
+    role, it has the usual one of its vocabulary, as with the classes of transformers that they leave out."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
@@ -317,6 +330,11 @@ def read_tokenizer(folder: Path) -> Any:
                 settings |= json.loads((folder / name).read_bytes())
         texts = {k: v["content"] if isinstance(v, dict) else v for k, v in settings.items() if k.endswith("_token")}
         names = {key: value for key, value in texts.items() if isinstance(value, str)}
+        vocabulary = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path)).get_vocab()
+        for first, second, *usual in SPECIAL_TOKENS.values():
+            known = [text for text in usual if text in vocabulary]
+            if known and not names.keys() & {first, second}:
+                names[first] = known[0]
         return transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **names)
     except Exception as error:  # the Rust library raises plain exceptions
         raise InputError(f"{path}: not a tokenizer ({_first_line(error)})", hint="give load a tokenizer") from error
@@ -369,8 +387,8 @@ def open_model(
         model, info = opened
         if guided and (folder / "generation_config.json").is_file() and model.can_generate():
             model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    # a new task head may start at random; a partly random encoder is an error
-    trunk = "" if model.base_model is model else f"{model.base_model_prefix}."
+    # a head that is asked for may start at random; a partly random encoder, or a head that the folder says it has, is an error
+    trunk = "" if model.base_model is model or auto_class is None else f"{model.base_model_prefix}."
     lacking = {*info["missing_keys"], *(key for key, *_ in info.get("mismatched_keys", ()))}
     missing = sorted(k for k in lacking if k.startswith(trunk) and ".pooler." not in f".{k}")
     if missing:

@@ -157,6 +157,7 @@ def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ..
             hint="install the plan in the part that reads tokens, for example model.encoder",
         )
     pad = getattr(config, "pad_token_id", None) or 0
+    pad = pad if 0 <= pad < config.vocab_size else 0  # -1 in early conversions of Llama
     ends = getattr(config, "eos_token_id", None)
     end = ends[0] if isinstance(ends, list | tuple) and ends else ends
     word = next((word for word in range(config.vocab_size) if word not in (pad, end)), 0)

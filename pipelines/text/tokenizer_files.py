@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, reason_of
+from guidance.special_tokens import SPECIAL_TOKENS
 from pipelines.engine.stage import Files
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import DryArtifact
@@ -21,15 +22,6 @@ HIGHEST_ID = 10_000_000
 """Of a token; ids may have gaps, but tables and embeddings have a row for each number up to the highest."""
 
 _SIZE_LIMIT = 256 << 20
-_ROLES = {
-    "cls": ("cls_token", "bos_token", "[CLS]", "<s>", "<|endoftext|>"),
-    "sep": ("sep_token", "eos_token", "[SEP]", "</s>", "<|endoftext|>"),
-    "pad": ("pad_token", "", "[PAD]", "<pad>"),
-    "mask": ("mask_token", "", "[MASK]", "<mask>"),
-    "unk": ("unk_token", "", "[UNK]", "<unk>"),
-}
-"""Two keys of the configuration files, then the tokens that are meant where neither is there.  GPT-2's files name no token: its
-texts begin and end with ``<|endoftext|>``, and so do those of Qwen, whose files name no token that begins a text."""
 
 
 def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) -> Artifact | Files:
@@ -98,7 +90,7 @@ def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | N
     Raises InputError if no token can begin or end a sequence."""
     named = named_tokens(files)
     roles: dict[str, int | None] = {}
-    for role, (first, second, *usual) in _ROLES.items():
+    for role, (first, second, *usual) in SPECIAL_TOKENS.items():
         texts = [named[key] for key in (first, second) if key in named] or usual
         ids = [tokenizer.token_to_id(text) for text in texts]
         roles[role] = next((id_ for id_ in ids if id_ is not None), None)

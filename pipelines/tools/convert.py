@@ -24,7 +24,7 @@ COPIED = (
     *("config.json", "generation_config.json", "README.md", "LICENSE", "LICENSE.txt"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
-    *("source.spm", "target.spm"),
+    *("source.spm", "target.spm", "spm.model", "bpe.codes", "chat_template.jinja"),
 )
 """Files to copy: configuration, tokenizer, model card and licence, but never code."""
 

@@ -42,11 +42,13 @@ from guidance.checkpoint import (
     restore,
     weights,
 )
+from guidance.checkpoint.opening import read_tokenizer
 from guidance.errors import InputError, MachineError, NumericalError, PlanError
 from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.models.added_heads import Pal
 from guidance.models.families import FAMILIES
+from guidance.patterns.features import Vocabulary
 from guidance.plan import Plan
 from tests.guidance.models import batch, tiny_model
 from tests.guidance.plans import Words, tables
@@ -201,6 +203,67 @@ def test_an_adapter_is_refused(folder: Path) -> None:
     refused(folder, "an adapter")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "its weights are quantised"),
+        ({"quantization_config": {"quant_method": "attacker"}}, "its weights are quantised"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"]}, "opens as a ministral"),
+    ],
+)
+def test_folders_that_would_compute_something_else_are_refused(
+    folder: Path, settings: dict[str, Any], message: str
+) -> None:
+    edit(folder, **settings)
+    refused(folder, message)
+
+
+def test_a_configuration_without_a_type_is_refused(folder: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    del settings["model_type"]
+    (folder / "config.json").write_text(json.dumps(settings))
+    refused(folder, "it has no model_type")
+
+
+def test_labels_may_have_any_name(folder: Path) -> None:
+    labels = ["_", "__label__pos", "backbone"]
+    edit(folder, id2label=dict(enumerate(labels)), label2id={label: n for n, label in enumerate(labels)})
+    config = load_model(folder, AutoModelForMaskedLM).config
+    assert config.label2id == {"_": 0, "__label__pos": 1, "backbone": 2} and config.id2label == dict(enumerate(labels))
+
+
+def test_a_head_that_the_folder_names_must_be_in_its_weights(folder: Path) -> None:
+    weights = {
+        name: tensor
+        for name, tensor in safetensors.torch.load_file(folder / "model.safetensors").items()
+        if not name.startswith("lm_head.")
+    }
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="the weights lack lm_head"):
+        load_model(folder, None)
+    assert load_model(folder, AutoModelForMaskedLM) is not None  # a new head is asked for
+
+
+@pytest.mark.parametrize(
+    ("special", "named", "delimiters", "mask"),
+    [
+        (["[CLS]", "[SEP]", "[MASK]"], {}, {0, 1}, 2),
+        (["<s>", "</s>", "<mask>"], {"unk_token": "<s>"}, {0, 1}, 2),
+        (["<|endoftext|>", "a", "b"], {}, {0}, None),
+        (["<s>", "[CLS]", "x"], {"bos_token": "x"}, {2}, None),
+    ],
+)
+def test_special_tokens_that_no_file_names_are_the_usual_ones(
+    tmp_path: Path, special: list[str], named: dict[str, str], delimiters: set[int], mask: int | None
+) -> None:
+    words = tokenizers.models.WordLevel({token: number for number, token in enumerate(special)})
+    tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, **named}))
+    columns = Vocabulary.from_tokenizer(read_tokenizer(tmp_path)).columns_V
+    assert set(columns["delimiter"].nonzero().flatten().tolist()) == delimiters
+    assert (None if "mask_token" not in columns else int(columns["mask_token"].nonzero())) == mask
+
+
 @pytest.mark.parametrize("open_", [load_model, new_model])
 def test_keys_that_could_name_kernels_or_quantisers_are_dropped(open_: Any, folder: Path) -> None:
     hostile = {
@@ -208,7 +271,6 @@ def test_keys_that_could_name_kernels_or_quantisers_are_dropped(open_: Any, fold
         "_attn_implementation_internal": "attacker/kernel",
         "attn_implementation": "attacker/kernel",
         "_experts_implementation": "attacker/kernel",
-        "quantization_config": {"quant_method": "attacker"},
         "name_or_path": "attacker/model",
         "experts_implementation": "attacker/kernel",
         "backbone": "attacker/model",
@@ -358,7 +420,7 @@ def test_nested_configurations_are_cleaned_too() -> None:
         (b"\xff\xfe\x00", "not a model configuration"),
         (b"[" * 100_000, "not a model configuration"),
         (b'{"model_type": ' + b"9" * 5000 + b"}", r"not a model configuration \(a number has too many digits\)"),
-        (b"{}", "no architecture 'None'"),
+        (b"{}", "it has no model_type"),
         (b'{"model_type": "attacker"}', "no architecture 'attacker'"),
         (b'{"model_type": ["roberta"]}', "no architecture"),
         (b'{"model_type": "roberta", "hidden_size": "wide"}', "not a configuration of roberta"),

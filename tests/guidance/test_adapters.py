@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 import guidance
 from guidance.checkpoint import EXTRA_FILE, PLAN_FILE
@@ -168,6 +168,19 @@ def test_task_models_of_peft_are_guided(tmp_path: Path) -> None:
     assert type(opened).__name__ == "PeftModelForTokenClassification"
     handle.remove()
     assert not torch.allclose(logits(model), guided)
+
+
+def test_a_trained_head_that_a_model_has_no_place_for_is_not_lost_in_silence(tmp_path: Path) -> None:
+    tiny_model("roberta").save_pretrained(tmp_path / "base")
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base").eval()
+    handle = install(base, KINDS["mask"])
+    model = peft.get_peft_model(base, lora(task_type="SEQ_CLS")).eval()
+    expected = logits(model)
+    guidance.save(handle, tmp_path / "adapter")
+    with pytest.raises(InputError, match=r"classifier.* and RobertaForMaskedLM has no place for it"):
+        guidance.load(tmp_path / "adapter")
+    opened, _ = guidance.load(tmp_path / "adapter", AutoModelForSequenceClassification)
+    torch.testing.assert_close(logits(opened), expected)
 
 
 def test_an_adapter_of_transformers_is_not_saved_without_its_plan(tmp_path: Path) -> None:

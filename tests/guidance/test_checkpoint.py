@@ -835,3 +835,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "has no attribute 'nonsense'" in done.stdout
+
+
+def test_a_padding_token_that_is_no_token_of_the_model_is_none() -> None:
+    install(tiny_model("llama", pad_token_id=-1), Plan((Guide("previous", "mask", heads=(0,)),)))

@@ -35,7 +35,8 @@ def pickled(folder: Path, model: PreTrainedModel, files: int = 1) -> Path:
     """A model folder in the format that transformers wrote before safetensors."""
     folder.mkdir()
     (folder / "config.json").write_bytes(model_files(model, Plan())["config.json"])
-    (folder / "vocab.txt").write_text("a\nb\n")
+    for name in ("vocab.txt", "spm.model", "chat_template.jinja"):
+        (folder / name).write_text("a\nb\n")
     (folder / "modeling_evil.py").write_text("raise SystemExit")
     tensors = model.state_dict()
     if files == 1:
@@ -54,7 +55,8 @@ def test_a_converted_model_computes_the_same(family: str, files: int, tmp_path: 
     model = tiny_model(family)
     new = tmp_path / "new"
     done = convert(pickled(tmp_path / "old", model, files), new)
-    assert {path.name for path in new.iterdir()} == {"config.json", "vocab.txt", "model.safetensors"}
+    copied = {"config.json", "vocab.txt", "spm.model", "chat_template.jinja"}
+    assert {path.name for path in new.iterdir()} == {*copied, "model.safetensors"}
     opened = load_model(new, AutoModelForMaskedLM)
     assert torch.equal(opened.eval()(**batch()).logits, model(**batch()).logits)
     numbers = sum(tensor.numel() for tensor in model.state_dict().values())

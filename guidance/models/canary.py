@@ -156,6 +156,10 @@ def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ..
             f"{type(model).__name__}: its configuration has no vocab_size, so it reads no tokens or is made of several models",
             hint="install the plan in the part that reads tokens, for example model.encoder",
         )
+    if getattr(config, "is_causal", None) is False and any(getattr(module, "is_causal", False) for module in sites):
+        raise UnsupportedModel(
+            f"{type(model).__name__}: its tokens see later ones by is_causal = false of its configuration, and its layers say the contrary"
+        )
     pad = getattr(config, "pad_token_id", None) or 0
     pad = pad if 0 <= pad < config.vocab_size else 0  # -1 in early conversions of Llama
     ends = getattr(config, "eos_token_id", None)

@@ -43,7 +43,7 @@ from guidance.checkpoint import (
     weights,
 )
 from guidance.checkpoint.opening import read_tokenizer
-from guidance.errors import InputError, MachineError, NumericalError, PlanError
+from guidance.errors import InputError, MachineError, NumericalError, PlanError, UnsupportedModel
 from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.models.added_heads import Pal
@@ -839,3 +839,8 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 def test_a_padding_token_that_is_no_token_of_the_model_is_none() -> None:
     install(tiny_model("llama", pad_token_id=-1), Plan((Guide("previous", "mask", heads=(0,)),)))
+
+
+def test_a_decoder_that_was_made_to_see_later_tokens_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="its tokens see later ones by is_causal = false"):
+        install(tiny_model("qwen2", is_causal=False), Plan((Guide("previous", "attention_loss", heads=(0,)),)))

@@ -374,9 +374,11 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
         "0.024",
     ]
     (rises,) = {
-        line.partition(" | ")[2] for line in text.splitlines() if line.startswith("| none (n = 3)") and "| 9 |" in line
+        line.partition(" | ")[2]
+        for line in text.splitlines()
+        if line.startswith("| none (n = 3)") and "| 9.0 |" in line
     }
-    assert rises == "0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |"
+    assert rises == "0.0 | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 | 8.0 | 9.0 |"
 
 
 def test_methods_are_tuned_apart_from_the_figures_and_at_the_rate_of_plain_training(

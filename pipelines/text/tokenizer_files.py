@@ -85,9 +85,9 @@ def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
     return named
 
 
-def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | None]:
+def special_ids(files: Mapping[str, bytes], tokenizer: Any, *, begins: bool = True) -> dict[str, int | None]:
     """The token ids of ``cls``, ``sep``, ``pad``, ``mask`` and ``unk``; ``bos`` and ``eos`` serve as ``cls`` and ``sep``.
-    Raises InputError if no token can begin or end a sequence."""
+    Raises InputError if no token can end a sequence, or, if it ``begins`` with one, begin it."""
     named = named_tokens(files)
     roles: dict[str, int | None] = {}
     for role, (first, second, *usual) in SPECIAL_TOKENS.items():
@@ -95,7 +95,7 @@ def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | N
         ids = [tokenizer.token_to_id(text) for text in texts]
         roles[role] = next((id_ for id_ in ids if id_ is not None), None)
     for role, what in (("cls", "begin"), ("sep", "end")):
-        if roles[role] is None:
+        if roles[role] is None and (begins or role != "cls"):
             raise InputError(f"the tokenizer has no token to {what} a sequence with (cls/bos, sep/eos)")
     return roles
 

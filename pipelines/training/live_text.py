@@ -313,14 +313,15 @@ def _open_tokenizer(folder: Path, spells_masks: bool = False) -> tuple[Any, dict
     files = tokenizer_files(found)
     tokenizer = load_tokenizer(files)
     tokenizer.encode_special_tokens = not spells_masks
-    return tokenizer, special_ids(files, tokenizer)
+    # T5's texts begin with no token, as its tokenizer lays them out
+    return tokenizer, special_ids(files, tokenizer, begins=tokenizer.post_processor is None)
 
 
 def _lay_out(tokenizer: Any, special: Mapping[str, int | None], *, is_ours: bool) -> None:
     """Let a tokenizer put special tokens where the model expects them: a model of ours between ``cls`` and ``sep``."""
     begin, end = special["cls"], special["sep"]
     plain, whole = (tokenizer.encode("a", add_special_tokens=adds).ids for adds in (False, True))
-    if tokenizer.post_processor is None or (is_ours and whole != [begin, *plain, end]):
+    if tokenizer.post_processor is None or (is_ours and begin is not None and whole != [begin, *plain, end]):
         names = [tokenizer.id_to_token(id_) for id_ in (begin, end)]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[names[0], "$A", names[1]], special_tokens=list(dict(zip(names, (begin, end), strict=True)).items())

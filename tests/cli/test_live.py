@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import BertConfig, BertForMaskedLM, MarianConfig, MarianMTModel
+from transformers import BertConfig, BertForMaskedLM, MarianConfig, MarianMTModel, T5Config, T5ForConditionalGeneration
 
 import guidance
 from guidance.errors import InputError
@@ -181,6 +181,23 @@ def test_an_ordinary_translation_folder_translates_with_its_own_layout(tmp_path:
     ids = plain.generate(torch.tensor([[4, 5, 1]]), num_beams=2, do_sample=False, max_new_tokens=12)[0].tolist()
     expected = own.decode([i for i in ids if i > 1], skip_special_tokens=True)
     assert found.translate(["a b"]) == [expected]
+
+
+def test_a_tokenizer_like_that_of_t5_begins_a_text_with_no_token(tmp_path: Path) -> None:
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    torch.manual_seed(0)
+    model: Any = T5ForConditionalGeneration(T5Config(vocab_size=5, decoder_start_token_id=0, **sizes)).eval()
+    guidance.save(guidance.install(model, Plan((Guide("next", "mask", heads=(0,)),))), tmp_path)
+    words = {token: n for n, token in enumerate(["<pad>", "</s>", "<unk>", "a", "b"])}
+    own = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    own.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    own.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>", "eos_token": "</s>"}))
+    found = Translator(tmp_path, **{**SEARCH, "max_length": 6})
+    assert found.read(["a b"]).inputs["input_ids"].tolist() == [[3, 4, 1]]
+    ids = model.generate(torch.tensor([[3, 4, 1]]), num_beams=2, do_sample=False, max_new_tokens=6)[0].tolist()
+    assert found.translate(["a b"]) == [own.decode([i for i in ids if i > 1], skip_special_tokens=True)]
 
 
 def test_wrong_inputs_of_translate_are_refused(

@@ -116,7 +116,7 @@ def _all_ended(pids: Sequence[int]) -> list[int]:
 
 
 def torchrun(
-    world: int, command_lines: Sequence[Sequence[str]], folder: Path, *, seconds: int = 900
+    world: int, command_lines: Sequence[Sequence[str]], folder: Path, *, seconds: int = 300
 ) -> CompletedProcess[str]:
     """Run command lines of ``guide`` one after the other in the processes of one ``torchrun``, which starts once for all."""
     (folder / "command-lines").write_text("".join(json.dumps(line) + "\n" for line in command_lines))

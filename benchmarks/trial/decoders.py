@@ -48,7 +48,7 @@ PLANS: Mapping[str, Plan | None] = {
     SHAM_OF_LOSSES: losses(at(-7), at(-11)),
 }
 ORDER = ((NONE, MIX, SHAM_OF_MIX), (FIXED,), (LOSSES, SHAM_OF_LOSSES))
-"""What is trained first: what the named comparisons need."""
+"""Groups of runs, in the order in which they are trained; the named comparisons need the first two."""
 
 
 def plain(results: Results) -> Iterator[list[Run]]:

@@ -102,10 +102,10 @@ def add_adapter(model: PreTrainedModel, folder: Path) -> Any:
         raise InputError(f"{folder}: the adapter does not fit its model ({line})") from error
     if missing := sorted(set(own) - set(stored)):
         raise InputError(f"{folder}: the adapter lacks {missing[0]}", hint="it belongs to another model")
-    saved = {name for name in set(stored) - set(own) if set(name.split(".")) & {*(config.modules_to_save or ())}}
-    if saved:
+    whole = set(config.modules_to_save or ())  # modules that were trained as a whole, such as a classifier
+    if lost := sorted(name for name in set(stored) - set(own) if whole & set(name.split("."))):
         raise InputError(
-            f"{folder}: the adapter has {min(saved)}, and {type(model).__name__} has no place for it",
+            f"{folder}: the adapter has {lost[0]}, and {type(model).__name__} has no place for it",
             hint="open it with the class of its task, such as AutoModelForSequenceClassification",
         )
     check_finite(own, str(folder))

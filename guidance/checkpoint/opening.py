@@ -42,7 +42,7 @@ from guidance.errors import InputError, NumericalError, PlanError, reason_of
 from guidance.models import role_transformer  # noqa: F401  registers its classes
 from guidance.models.word_models import OWN_CLASSES
 from guidance.plan import SIZE_LIMIT, Plan
-from guidance.special_tokens import SPECIAL_TOKENS
+from guidance.special_tokens import usual_tokens
 from guidance.standalone import CLASS_NAME, CLASS_PREFIX, TYPE_PREFIX
 
 _NEVER = {
@@ -72,14 +72,14 @@ def read_config(data: bytes, source: str) -> Any:
     if settings.get("quantization_config"):
         raise InputError(
             f"{source}: its weights are quantised, and would be read as plain numbers",
-            hint="save it once more without quantization, for example with model.dequantize() and model.save_pretrained(folder)",
+            hint="save it once more without quantisation, for example with model.dequantize() and model.save_pretrained(folder)",
         )
     if "model_type" not in settings:
         raise InputError(f"{source}: it has no model_type", hint='add one, such as "model_type": "bert"')
     model_type = str(settings["model_type"])
     if model_type == "mistral" and "layer_types" in settings:
         raise InputError(
-            f"{source}: a mistral with layer_types, which transformers opens as a ministral; there is no such family"
+            f"{source}: a mistral with layer_types, which transformers opens as a ministral, a family that is not supported"
         )
     if model_type not in CONFIG_MAPPING:
         raise InputError(f"{source}: transformers has no architecture {model_type!r}")
@@ -318,8 +318,8 @@ def _tensor_names(path: Path) -> set[str]:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder, or None; only the special tokens are taken from its settings.  Where these name none for a
-    role, it has the usual one of its vocabulary, as with the classes of transformers that they leave out."""
+    """The tokenizer of a model folder, or None.  Only the special tokens are taken from its settings; a role that these leave out
+    has its usual token, if the vocabulary knows it."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
@@ -330,12 +330,10 @@ def read_tokenizer(folder: Path) -> Any:
                 settings |= json.loads((folder / name).read_bytes())
         texts = {k: v["content"] if isinstance(v, dict) else v for k, v in settings.items() if k.endswith("_token")}
         names = {key: value for key, value in texts.items() if isinstance(value, str)}
-        vocabulary = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path)).get_vocab()
-        for first, second, *usual in SPECIAL_TOKENS.values():
-            known = [text for text in usual if text in vocabulary]
-            if known and not names.keys() & {first, second}:
-                names[first] = known[0]
-        return transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **names)
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **names)
+        # null in the files says that there is none
+        tokenizer.add_special_tokens({**usual_tokens(settings, tokenizer.get_vocab().__contains__)})
+        return tokenizer
     except Exception as error:  # the Rust library raises plain exceptions
         raise InputError(f"{path}: not a tokenizer ({_first_line(error)})", hint="give load a tokenizer") from error
 
@@ -392,7 +390,12 @@ def open_model(
     lacking = {*info["missing_keys"], *(key for key, *_ in info.get("mismatched_keys", ()))}
     missing = sorted(k for k in lacking if k.startswith(trunk) and ".pooler." not in f".{k}")
     if missing:
-        raise InputError(f"{folder}: the weights lack {missing[0]}" + (", and more" if missing[1:] else ""))
+        raise InputError(
+            f"{folder}: the weights lack {missing[0]}" + (", and more" if missing[1:] else ""),
+            hint=None
+            if auto_class
+            else f"architectures in {CONFIG_FILE} says that they are there; name the class that was saved, such as BertModel",
+        )
     check_finite(model.state_dict(), str(folder))
     model.config.name_or_path = model.name_or_path = str(folder)  # adapters name their model by it
     return model, MARKER in names or _shapes(settings.get(PLAN_KEY))

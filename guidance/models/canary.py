@@ -103,6 +103,12 @@ def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) ->
     Runs one forward pass over two short sentences in evaluation mode, without gradients or random numbers.
     """
     canary, model_name = Canary(), type(model).__name__
+    if getattr(model.config, "is_causal", None) is False and any(
+        getattr(module, "is_causal", False) for module in sites
+    ):
+        raise UnsupportedModel(
+            f"{model_name}: is_causal = false in its configuration lets tokens see later ones, which guides would hide from them"
+        )
     with evaluating(model), _knowing_padding(model.config), torch.no_grad():
         model(**_tiny_batch(model, sites), guidance=canary)
     calls = [module for module, _ in canary.calls]
@@ -155,10 +161,6 @@ def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ..
         raise UnsupportedModel(
             f"{type(model).__name__}: its configuration has no vocab_size, so it reads no tokens or is made of several models",
             hint="install the plan in the part that reads tokens, for example model.encoder",
-        )
-    if getattr(config, "is_causal", None) is False and any(getattr(module, "is_causal", False) for module in sites):
-        raise UnsupportedModel(
-            f"{type(model).__name__}: its tokens see later ones by is_causal = false of its configuration, and its layers say the contrary"
         )
     pad = getattr(config, "pad_token_id", None) or 0
     pad = pad if 0 <= pad < config.vocab_size else 0  # -1 in early conversions of Llama

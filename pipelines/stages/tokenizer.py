@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from pipelines.inputs import Corpus
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, is_parallel, read_blocks
+from pipelines.text.tokenizer_files import settings_file
 
 ROBERTA_TOKENS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -235,13 +235,10 @@ def folder_files(tokenizer: Any, config: Config) -> dict[str, bytes]:
         "model_input_names": ["input_ids", *(["token_type_ids"] if pair_types else []), "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
-    files = {"tokenizer_config.json": settings, "special_tokens_map.json": names}
+    files: dict[str, dict[str, Any]] = {"tokenizer_config.json": settings, "special_tokens_map.json": names}
     return {
         "tokenizer.json": tokenizer.to_str(pretty=True).encode(),
-        **{
-            name: (json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
-            for name, content in files.items()
-        },
+        **{name: settings_file(content) for name, content in files.items()},
     }
 
 

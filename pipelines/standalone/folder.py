@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from guidance.errors import InputError, PlanError
 from pipelines.storage.files import new_folder, write_file
 from pipelines.storage.store import Store
+from pipelines.text.tokenizer_files import settings_file
 from pipelines.tools.convert import COPIED
 from pipelines.training.opening import find_folder
 
@@ -231,7 +232,7 @@ def _tokenizer(source: Path) -> dict[str, bytes]:
     for place in [place for place in files if place.endswith("tokenizer_config.json")]:
         settings = json.loads(files[place])
         settings.pop("auto_map", None)
-        files[place] = (json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        files[place] = settings_file(settings)
     return files
 
 

@@ -259,7 +259,7 @@ def json_records(
 
 
 def plain_value(value: Any, role: str, key: str, place: str) -> str | None:
-    """A value as text.  Labels and ids may be numbers, which are written as in JSON."""
+    """A value as text.  Labels and ids may be numbers, which are written as in JSON; NaN is no label."""
     if value is None:
         return None
     if role == "id" and isinstance(value, str | int) and not isinstance(value, bool):

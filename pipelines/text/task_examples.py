@@ -149,8 +149,11 @@ def read_conll(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
         if not words and _ABOUT.match(line):
             file.notes.warn("a line about a sentence, such as '# id 7', was left out", place)
             continue
-        # an empty cell between tabs is a column, and one at the end is none
-        cells = list(cells[: max(n for n, cell in enumerate(cells, 1) if cell)] if has_tabs else filter(None, cells))
+        if has_tabs:  # an empty cell between two tabs is a column, and one at the end is none
+            while not cells[-1]:
+                cells.pop()
+        else:
+            cells = [cell for cell in cells if cell]
         begun = begun if words else number
         word = cells[0] if layout.text_column == "text" else _cell(cells, layout.text_column, "--text-column", place)
         words.append("".join(word.split()) or "_")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, reason_of
-from guidance.special_tokens import SPECIAL_TOKENS
+from guidance.special_tokens import SPECIAL_TOKENS, usual_tokens
 from pipelines.engine.stage import Files
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import DryArtifact
@@ -87,12 +87,18 @@ def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
 
 def special_ids(files: Mapping[str, bytes], tokenizer: Any, *, begins: bool = True) -> dict[str, int | None]:
     """The token ids of ``cls``, ``sep``, ``pad``, ``mask`` and ``unk``; ``bos`` and ``eos`` serve as ``cls`` and ``sep``.
-    Raises InputError if no token can end a sequence, or, if it ``begins`` with one, begin it."""
+
+    Args:
+        begins: whether sequences must begin with a token.
+
+    Raises:
+        InputError: no token can end a sequence, or begin one that must.
+    """
     named = named_tokens(files)
+    named |= usual_tokens(named, lambda text: tokenizer.token_to_id(text) is not None)
     roles: dict[str, int | None] = {}
-    for role, (first, second, *usual) in SPECIAL_TOKENS.items():
-        texts = [named[key] for key in (first, second) if key in named] or usual
-        ids = [tokenizer.token_to_id(text) for text in texts]
+    for role, (first, second, *_) in SPECIAL_TOKENS.items():
+        ids = [tokenizer.token_to_id(named[key]) for key in (first, second) if key in named]
         roles[role] = next((id_ for id_ in ids if id_ is not None), None)
     for role, what in (("cls", "begin"), ("sep", "end")):
         if roles[role] is None and (begins or role != "cls"):
@@ -120,17 +126,21 @@ def plain_tokenizer(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, byt
             plain |= {role: text for role, text in roles.items() if named.get(role) != text}
             if is_main:
                 plain["tokenizer_class"] = "PreTrainedTokenizerFast"
-            kept[name] = (json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+            kept[name] = settings_file(plain)
     return kept
 
 
 def with_segments(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The same files, with which ``AutoTokenizer`` numbers the two texts of a pair, for models that read ``token_type_ids``."""
+    """The files of a tokenizer, changed so that ``AutoTokenizer`` also gives ``token_type_ids``: 0 in the first text of a pair, 1 in
+    the second."""
     name = "tokenizer_config.json"
-    settings = _json_object(files[name], name) | {
-        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]
-    }
-    return {**files, name: (json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()}
+    names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    return {**files, name: settings_file(_json_object(files[name], name) | names)}
+
+
+def settings_file(settings: Mapping[str, Any]) -> bytes:
+    """A configuration file of a tokenizer."""
+    return (json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def _json_object(data: bytes, name: str) -> dict[str, Any]:

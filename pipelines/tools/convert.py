@@ -26,7 +26,7 @@ COPIED = (
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
     *("source.spm", "target.spm", "spm.model", "bpe.codes", "chat_template.jinja"),
 )
-"""Files to copy: configuration, tokenizer, model card and licence, but never code."""
+"""Files to copy: configuration, tokenizer with its chat template, model card and licence, but never code."""
 
 
 def convert(folder: Path, out: Path) -> dict[str, int]:

@@ -96,7 +96,7 @@ def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bo
 
 
 def has_segments(config: Any) -> bool:
-    """Whether models of a configuration read which text of a pair a token belongs to, as ``token_type_ids``."""
+    """Whether a model with this configuration reads ``token_type_ids``, which tell the first text of a pair from the second."""
     return getattr(config, "type_vocab_size", 0) > 1
 
 

@@ -251,10 +251,11 @@ def test_a_head_that_the_folder_names_must_be_in_its_weights(folder: Path) -> No
         (["<s>", "</s>", "<mask>"], {"unk_token": "<s>"}, {0, 1}, 2),
         (["<|endoftext|>", "a", "b"], {}, {0}, None),
         (["<s>", "[CLS]", "x"], {"bos_token": "x"}, {2}, None),
+        (["<|endoftext|>", "x"], {"bos_token": None, "eos_token": "x"}, {1}, None),  # Qwen's
     ],
 )
 def test_special_tokens_that_no_file_names_are_the_usual_ones(
-    tmp_path: Path, special: list[str], named: dict[str, str], delimiters: set[int], mask: int | None
+    tmp_path: Path, special: list[str], named: dict[str, Any], delimiters: set[int], mask: int | None
 ) -> None:
     words = tokenizers.models.WordLevel({token: number for number, token in enumerate(special)})
     tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
@@ -265,7 +266,7 @@ def test_special_tokens_that_no_file_names_are_the_usual_ones(
 
 
 @pytest.mark.parametrize("open_", [load_model, new_model])
-def test_keys_that_could_name_kernels_or_quantisers_are_dropped(open_: Any, folder: Path) -> None:
+def test_keys_that_could_name_kernels_are_dropped(open_: Any, folder: Path) -> None:
     hostile = {
         "_attn_implementation": "attacker/kernel",
         "_attn_implementation_internal": "attacker/kernel",
@@ -838,9 +839,15 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 
 def test_a_padding_token_that_is_no_token_of_the_model_is_none() -> None:
-    install(tiny_model("llama", pad_token_id=-1), Plan((Guide("previous", "mask", heads=(0,)),)))
+    handles = [
+        install(tiny_model("llama", pad_token_id=pad), Plan((Guide("previous", "mask", heads=(0,)),)))
+        for pad in (-1, 0)
+    ]
+    ids = torch.tensor([[3, 4, 5, 6]])
+    one, other = (handle.model(ids, guidance=handle.guide(ids)).logits for handle in handles)
+    torch.testing.assert_close(one, other)
 
 
 def test_a_decoder_that_was_made_to_see_later_tokens_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="its tokens see later ones by is_causal = false"):
+    with pytest.raises(UnsupportedModel, match="is_causal = false in its configuration lets tokens see later ones"):
         install(tiny_model("qwen2", is_causal=False), Plan((Guide("previous", "attention_loss", heads=(0,)),)))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pipelines.text.tokenizer_files import settings_file
 from pipelines.training.objective import Card, Objective, has_head
 from pipelines.training.settings import FloorEvaluation
 
@@ -44,8 +45,7 @@ class CausalLanguageModelling(Objective):
         settings = json.loads(files["tokenizer_config.json"])
         known = (("bos_token", "cls_token"), ("eos_token", "sep_token"))
         named = {name: settings[role] for name, role in known if role in settings} | settings
-        content = json.dumps(named, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        return {**files, "tokenizer_config.json": content.encode()}
+        return {**files, "tokenizer_config.json": settings_file(named)}
 
     @classmethod
     def measures(cls, config: Any, data: Artifact | None) -> bool:

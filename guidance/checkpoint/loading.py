@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,18 @@ def _install(
     decoder_tokenizer = first(lambda folder: read_tokenizer(folder / TARGET_FOLDER))
     defaults = {"decoder_tokenizer": decoder_tokenizer, "training": False, "progress": first(read_progress)}
     handle = install(model, plan, own, **{**defaults, **options})
-    _fill(model, first(read_extra) or {}, str(folders[0]))
+    extra = first(read_extra) or {}
+    _fill(model, extra, str(folders[0]), partial(_names_in, extra, f"{model.base_model_prefix}."))
     return handle
+
+
+def _names_in(extra: Mapping[str, Tensor], trunk: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's tensors by their names in a file, in which the model may have a head that it lacks here, or the reverse."""
+    own = {name: tensor for name, tensor in state.items() if is_extra(name)}
+    theirs, ours = (any(name.startswith(trunk) for name in names) for names in (extra, own))
+    if extra and theirs != ours:
+        return {trunk + name if theirs else name.removeprefix(trunk): tensor for name, tensor in own.items()}
+    return own
 
 
 def _load_adapter(

@@ -16,7 +16,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.declaration import Opening, Stage
-from pipelines.engine.stage import Run, knob
+from pipelines.engine.stage import Files, Run, knob
 from pipelines.inputs import Model
 from pipelines.progress import log
 from pipelines.stages import missing
@@ -24,6 +24,7 @@ from pipelines.stages.floors import OWN_NGRAMS
 from pipelines.stages.reading import Reading
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
+from pipelines.text.tokenizer_files import TOKENIZER_FILES, folder_files, laid_out, load_tokenizer, tokenizer_files
 from pipelines.training.evaluations import MEASURED, EvaluationConfig, measured_by
 from pipelines.training.learner import folder_of
 from pipelines.training.objective import Objective
@@ -101,6 +102,8 @@ def _prepare(opening: Opening[Config]) -> None:
         else:
             _tell_of_seen_texts(inputs["corpus"], trained_on, config.split)
     if issubclass(row, Task):
+        if isinstance(inputs["model"], Files):
+            _tell_of_layout(folder_of(inputs["model"]))
         # since version 2 seen examples and unknown labels are counted
         opening.stage = replace(opening.stage, version=2)
     if row.floors and config.floors:
@@ -110,6 +113,21 @@ def _prepare(opening: Opening[Config]) -> None:
             inputs["floors"] = _floors(row, opening)
         else:
             log.warning("%s has no training text to count, so there are no n-gram floors", sequences.reference)
+
+
+def _tell_of_layout(folder: Path) -> None:
+    """Warn of a model from elsewhere whose tokenizer puts other special tokens around texts than sequences have."""
+    if TOKENIZER_FILES[0] not in (found := folder_files(folder)).names:
+        return
+    files = tokenizer_files(found)
+    if (ours := laid_out(files)) != files:
+        theirs, ours_read = (" ".join(load_tokenizer(each).encode("a", "b").tokens) for each in (files, ours))
+        log.warning(
+            "%s: its tokenizer lays out two texts as %r, and guide as %r; other programs may compute other scores",
+            folder,
+            theirs,
+            ours_read,
+        )
 
 
 def _tell_of_seen_texts(corpus: Artifact, trained_on: Artifact, split: str) -> None:

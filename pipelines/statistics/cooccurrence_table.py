@@ -15,6 +15,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.tables import COUNTS, VOCABULARY
+from pipelines.text.tokenizer_files import text_digest
 
 
 class Counts:
@@ -64,7 +65,7 @@ def read_vocabulary(artifact: Artifact) -> Any:
 
 
 def check_tokenizer(artifact: Artifact, other: Artifact) -> None:
-    """Raise ArtifactMismatch unless both artifacts have the same ``tokenizer.json``."""
+    """Raise ArtifactMismatch unless the tokenizers of both artifacts find the same tokens in texts."""
     ours, theirs = (_tokenizer_digest(one) for one in (artifact, other))
     if ours != theirs:
         what = "another tokenizer" if theirs else "no tokenizer"
@@ -76,4 +77,4 @@ def check_tokenizer(artifact: Artifact, other: Artifact) -> None:
 
 def _tokenizer_digest(artifact: Artifact) -> str | None:
     names = [name for name in ("tokenizer/tokenizer.json", "tokenizer.json") if name in artifact.files]
-    return str(artifact.files[names[0]]["sha256"]) if names else None
+    return text_digest(artifact.read(names[0])) if names else None

@@ -35,6 +35,7 @@ from pipelines.text.sequence_files import (
     word_schema,
     write_sequences,
 )
+from pipelines.text.tokenizer_files import separators_between
 
 
 def build(run: Run) -> None:
@@ -123,8 +124,7 @@ class _Layout:
 
     def __init__(self, length: int, encoder: Encoder, shape: str, from_start: bool) -> None:
         self._length, self._encoder, self._shape, self._from_start = length, encoder, shape, from_start
-        # RoBERTa's template is <s> A </s></s> B </s>
-        self._between = 2 if encoder.tokenizer.num_special_tokens_to_add(True) == 4 else 1
+        self._between = separators_between(encoder.tokenizer)
 
     def sequences(
         self, table: pa.Table, labels: list[str | None], counts: Counts

@@ -15,6 +15,7 @@ from guidance.special_tokens import SPECIAL_TOKENS, usual_tokens
 from pipelines.engine.stage import Files
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import DryArtifact
+from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -130,12 +131,70 @@ def plain_tokenizer(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, byt
     return kept
 
 
+def text_digest(data: bytes) -> str:
+    """sha256 of a ``tokenizer.json``, without what it does around texts: two tokenizers that find the same tokens in texts and number
+    them alike have the same one."""
+    settings = _json_object(data, "tokenizer.json")
+    return digest(
+        {key: value for key, value in settings.items() if key not in ("post_processor", "truncation", "padding")}
+    )
+
+
 def with_segments(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files of a tokenizer, changed so that ``AutoTokenizer`` also gives ``token_type_ids``: 0 in the first text of a pair, 1 in
     the second."""
     name = "tokenizer_config.json"
     names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
-    return {**files, name: settings_file(_json_object(files[name], name) | names)}
+    return {**laid_out(files, types=True), name: settings_file(_json_object(files[name], name) | names)}
+
+
+def separators_between(tokenizer: Any) -> int:
+    """How many separators a tokenizer puts between two texts: RoBERTa's template is ``<s> A </s></s> B </s>``."""
+    return 2 if tokenizer.num_special_tokens_to_add(True) == 4 else 1
+
+
+def laid_out(files: Mapping[str, bytes], *, ends: bool = True, types: bool = False) -> dict[str, bytes]:
+    """The files of a tokenizer, changed if it puts other special tokens around texts than sequences have.
+
+    Args:
+        ends: whether a text that stands alone has a separator behind it.
+        types: whether the tokens of the second text of a pair must have the type 1.
+    """
+    from tokenizers import processors
+
+    tokenizer = load_tokenizer(files)
+    ids = special_ids(files, tokenizer)
+    begin, end = (tokenizer.id_to_token(ids[role]) for role in ("cls", "sep"))
+    single = [begin, "$A", *[end] * ends]
+    pair = [begin, "$A", *[end] * separators_between(tokenizer), "$B:1", f"{end}:1"]
+    names = list(dict.fromkeys((begin, end)))
+    around = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[(name, tokenizer.token_to_id(name)) for name in names]
+    )
+    settings = json.loads(files["tokenizer.json"])
+    own = settings["post_processor"]
+    before = _layouts(tokenizer)
+    tokenizer.post_processor = around
+    after = _layouts(tokenizer)
+    if all(
+        theirs.ids == ours.ids and (not types or theirs.type_ids == ours.type_ids)
+        for theirs, ours in zip(before, after, strict=True)
+    ):
+        return dict(files)
+    steps = own["processors"] if own and own["type"] == "Sequence" else [own]
+    # what shortens the offsets of tokens stays
+    trims = [
+        step.get("trim_offsets", False) for step in steps if step and step["type"] in ("ByteLevel", "RobertaProcessing")
+    ]
+    if any(trims):
+        tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), around])
+    settings["post_processor"] = json.loads(tokenizer.to_str())["post_processor"]
+    return {**files, "tokenizer.json": json.dumps(settings, indent=2, ensure_ascii=False).encode()}
+
+
+def _layouts(tokenizer: Any) -> list[Any]:
+    """How a tokenizer reads one text, and two."""
+    return [tokenizer.encode("a"), tokenizer.encode("a", "a")]
 
 
 def settings_file(settings: Mapping[str, Any]) -> bytes:

@@ -1,8 +1,8 @@
 """Trained models at work on lines of text: they translate, and fill in masked words.
 
-Texts are read as ``guide build-sequences`` reads them, so a model of ours sees what it was trained on; the tokenizer of any
-other model adds its own special tokens.  Plans act as they do at inference.  Words and sentences are found by rules; a plan
-that needs more of a text, such as a parse, is refused before the model is opened.
+The tokenizer of a model puts special tokens around texts; for a model of ours these are the ones that its sequences had.  Plans act
+as they do at inference.  Words and sentences are found by rules; a plan that needs more of a text, such as a parse, is refused before
+the model is opened.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from tokenizers import processors
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
@@ -31,7 +30,14 @@ from guidance.plan import Plan
 from guidance.statistics.texts import Word, word_features
 from guidance.statistics.words import word_spans
 from pipelines.text.sentence_rules import split_sentences
-from pipelines.text.tokenizer_files import TOKENIZER_FILES, folder_files, load_tokenizer, special_ids, tokenizer_files
+from pipelines.text.tokenizer_files import (
+    TOKENIZER_FILES,
+    folder_files,
+    laid_out,
+    load_tokenizer,
+    special_ids,
+    tokenizer_files,
+)
 from pipelines.training.batches import ids_and_mask, pad_features
 from pipelines.training.model_checks import longest_input
 from pipelines.training.objective import has_head
@@ -98,7 +104,6 @@ class LiveModel:
         added = [id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
         kept = {None, self.special["unk"], self.special["mask"] if self.spells_masks else None}
         self._forbidden = [id_ for id_ in (*added, *self.special.values()) if id_ not in kept]
-        _lay_out(self.tokenizer, self.special, is_ours=plan is not None)
         if self.longest is not None:
             self.tokenizer.enable_truncation(self.longest)
         self.folder, self.cut = folder, 0
@@ -303,7 +308,7 @@ def words_of(text: str, spans: Sequence[tuple[int, int]] | None = None) -> list[
 
 
 def _open_tokenizer(folder: Path, spells_masks: bool = False) -> tuple[Any, dict[str, int | None]]:
-    """The tokenizer of a folder and its special tokens."""
+    """The tokenizer of a folder and its special tokens.  One that puts none around texts gets those of sequences."""
     found = folder_files(folder)
     if TOKENIZER_FILES[0] not in found.names:
         raise InputError(
@@ -312,17 +317,7 @@ def _open_tokenizer(folder: Path, spells_masks: bool = False) -> tuple[Any, dict
         )
     files = tokenizer_files(found)
     tokenizer = load_tokenizer(files)
+    if tokenizer.post_processor is None:
+        tokenizer = load_tokenizer(laid_out(files))
     tokenizer.encode_special_tokens = not spells_masks
-    # T5's texts begin with no token, as its tokenizer lays them out
-    return tokenizer, special_ids(files, tokenizer, begins=tokenizer.post_processor is None)
-
-
-def _lay_out(tokenizer: Any, special: Mapping[str, int | None], *, is_ours: bool) -> None:
-    """Let a tokenizer put special tokens where the model expects them: a model of ours between ``cls`` and ``sep``."""
-    begin, end = special["cls"], special["sep"]
-    plain, whole = (tokenizer.encode("a", add_special_tokens=adds).ids for adds in (False, True))
-    if tokenizer.post_processor is None or (is_ours and begin is not None and whole != [begin, *plain, end]):
-        names = [tokenizer.id_to_token(id_) for id_ in (begin, end)]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[names[0], "$A", names[1]], special_tokens=list(dict(zip(names, (begin, end), strict=True)).items())
-        )
+    return tokenizer, special_ids(files, tokenizer, begins=False)  # T5's texts begin with no token

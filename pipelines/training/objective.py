@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from guidance.errors import InputError, PlanError
 from pipelines.engine.stage import Config
+from pipelines.text.tokenizer_files import laid_out
 from pipelines.training.plan_checks import check_generator_guides
 from pipelines.training.settings import Filling
 
@@ -140,8 +141,9 @@ class Objective:
 
     @classmethod
     def tokenizer_of(cls, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """The tokenizer files that are saved beside a trained model, made from those of its sequences."""
-        return files
+        """The tokenizer files that are saved beside a trained model, made from those of its sequences.  They put the special tokens
+        around a text that its sequences have."""
+        return laid_out(files)
 
     @classmethod
     def opened_as(cls) -> str | None:

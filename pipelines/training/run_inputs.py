@@ -12,6 +12,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
+from pipelines.text.tokenizer_files import text_digest
 from pipelines.training.plan_inputs import load_inputs
 from pipelines.training.plans import name_of
 
@@ -57,7 +58,11 @@ def check_corpora(config: Any, corpora: Sequence[Artifact]) -> None:
 
 def _tokenizers(data: Artifact) -> dict[str, str]:
     """The digests of the tokenizer files of a sequences artifact."""
-    return {name: entry["sha256"] for name, entry in data.files.items() if "tokenizer/" in name}
+    return {
+        name: text_digest(data.read(name)) if name.endswith("/tokenizer.json") else entry["sha256"]
+        for name, entry in data.files.items()
+        if "tokenizer/" in name
+    }
 
 
 def load_tables(config: Any, plan: Plan, corpora: Sequence[Artifact], store: Store) -> dict[str, Any]:

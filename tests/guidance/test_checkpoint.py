@@ -20,6 +20,7 @@ import torch
 import transformers
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
@@ -819,6 +820,26 @@ def test_a_crash_while_saving_leaves_the_old_model_the_new_one_or_none(
         guidance.save(after, folder)
         same_state(guidance.load(folder)[0], after.model)
     assert last > 8
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "gpt2", "deberta-v2"])
+def test_weights_of_a_plan_are_found_with_and_without_the_head_of_their_model(family: str, tmp_path: Path) -> None:
+    plan, ids = Plan((Guide("previous", "mix"),)), torch.tensor([[3, 4, 5, 6, 7]])
+    model = tiny_model(family)
+    handle = install(model, plan)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".mix0." in name:
+                parameter.copy_(torch.linspace(0.5, 1.5, parameter.numel()).view_as(parameter))
+    (whole, trunk) = (tmp_path / "whole", tmp_path / "trunk")
+    guidance.save(handle, whole)
+    expected = model(ids, output_hidden_states=True).hidden_states[-1]
+    bare, handle = guidance.load(whole, AutoModel)
+    assert type(bare) is type(model.base_model)
+    torch.testing.assert_close(bare(ids).last_hidden_state, expected)
+    guidance.save(handle, trunk)
+    classifier, _ = guidance.load(trunk, AutoModelForSequenceClassification)
+    torch.testing.assert_close(classifier(ids, output_hidden_states=True).hidden_states[-1], expected)
 
 
 # the package

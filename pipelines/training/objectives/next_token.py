@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipelines.text.tokenizer_files import settings_file
+from pipelines.text.tokenizer_files import laid_out, settings_file
 from pipelines.training.objective import Card, Objective, has_head
 from pipelines.training.settings import FloorEvaluation
 
@@ -41,11 +41,11 @@ class CausalLanguageModelling(Objective):
     @classmethod
     def tokenizer_of(cls, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
         """The same files, in which the tokens that begin and end sequences are also ``bos_token`` and ``eos_token``, the names that
-        other tools look for in causal models."""
+        other tools look for in causal models.  None stands behind a text, so that the model goes on with it."""
         settings = json.loads(files["tokenizer_config.json"])
         known = (("bos_token", "cls_token"), ("eos_token", "sep_token"))
         named = {name: settings[role] for name, role in known if role in settings} | settings
-        return {**files, "tokenizer_config.json": settings_file(named)}
+        return {**laid_out(files, ends=False), "tokenizer_config.json": settings_file(named)}
 
     @classmethod
     def measures(cls, config: Any, data: Artifact | None) -> bool:

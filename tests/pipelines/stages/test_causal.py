@@ -92,8 +92,9 @@ def test_the_loss_falls_below_that_of_word_frequencies_and_any_tool_opens_the_mo
     model = AutoModelForCausalLM.from_pretrained(trained.path)
     words = AutoTokenizer.from_pretrained(trained.path)
     assert (words.bos_token_id, words.eos_token_id) == (model.config.bos_token_id, model.config.eos_token_id)
-    written = model.generate(**words("w3 w4", add_special_tokens=False, return_tensors="pt"), max_new_tokens=3)
-    assert written.shape[1] <= 5
+    assert words.convert_ids_to_tokens(words("w3 w4")["input_ids"]) == ["[CLS]", "w3", "w4"]
+    written = model.generate(**words("w3 w4", return_tensors="pt"), max_new_tokens=3)
+    assert written.shape[1] <= 6
     assert model.config.model_type == "llama" and "text-generation" in (trained.path / "README.md").read_text()
 
 
@@ -252,8 +253,8 @@ def test_minimal_pairs_are_those_of_minicons_and_heads_can_be_switched_off(
     scorer = pytest.importorskip("minicons.scorer")
     texts = ["w1 w2 w3 w4", "w9 w3 .", "w5"]
     theirs = scorer.IncrementalLMScorer(str(trained.path), "cpu")
-    # the tokenizer puts the text between two special tokens, and a score begins after the first
-    expected = theirs.sequence_score(texts, reduction=lambda scores: scores[:-1].sum().item())
+    # the tokenizer puts a special token before the text, and a score begins after it
+    expected = theirs.sequence_score(texts, reduction=lambda scores: scores.sum().item())
     found = [each.total for each in CausalScorer(trained.path).likelihoods(texts, "token", 2)]
     assert found == pytest.approx(expected, rel=1e-4)
     settings = probe_pairs.Config(each_head=True)

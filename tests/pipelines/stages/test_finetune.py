@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
 import torch
+from tokenizers import Tokenizer, processors
 from torch.nn import functional
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import guidance
 from guidance.errors import GuidanceHadNoEffect, InputError, Interrupted, PlanError
@@ -216,6 +217,21 @@ def test_a_model_from_elsewhere_is_measured_by_the_number_of_its_labels(
     metrics, predictions = measure(store, str(tmp_path / "elsewhere"), numbered)
     assert metrics["accuracy"] == metrics["f1"] == 1.0
     assert {row["prediction"] for row in predictions} == {"0", "1"}
+
+
+def test_a_model_whose_own_tokenizer_lays_out_texts_otherwise_is_told_of(
+    store: Store, tmp_path: Path, data: Artifact, model: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    AutoModelForSequenceClassification.from_pretrained(model.path).save_pretrained(tmp_path / "own")
+    with_template(store, data, tmp_path / "own", llama)
+    measure(store, str(tmp_path / "own"), data)
+    assert (
+        "lays out two texts as '[CLS] [UNK] [CLS] [UNK]', and guide as '[CLS] [UNK] [SEP] [UNK] [SEP]'" in caplog.text
+    )
+    caplog.clear()
+    (tmp_path / "own" / "tokenizer.json").write_bytes(model.read("tokenizer.json"))
+    measure(store, str(tmp_path / "own"), data)
+    assert "lays out" not in caplog.text
 
 
 def test_labels_that_training_did_not_have_count_as_wrong_and_missing_ones_are_left_out(
@@ -482,17 +498,57 @@ def test_a_length_that_the_model_cannot_read_is_refused_before_sequences_are_mad
     assert set((store.root / "sequences").iterdir()) == before
 
 
-@pytest.mark.parametrize(("architecture", "segments"), [("bert", True), ("modernbert", False)])
-def test_other_programs_number_the_texts_of_a_pair_as_they_were_in_training(
-    store: Store, tmp_path: Path, architecture: str, segments: bool
+def with_template(store: Store, data: Artifact, folder: Path, processor: Any) -> str:
+    """The folder of a tokenizer of whole words, in which this puts special tokens around texts."""
+    made = store.load(
+        tokenizers.run(data.reference, tokenizers.Config(kind="word", min_frequency=1), store=store).reference
+    )
+    folder.mkdir(exist_ok=True)
+    for name in made.files:
+        (folder / name).write_bytes(made.read(name))
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    own.post_processor = processor({name: own.token_to_id(name) for name in ("[CLS]", "[SEP]")})
+    own.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def roberta(ids: dict[str, int]) -> Any:
+    cls, sep = ids.items()
+    return processors.RobertaProcessing(sep, cls)
+
+
+def llama(ids: dict[str, int]) -> Any:
+    return processors.TemplateProcessing("[CLS] $A", "[CLS] $A [CLS]:1 $B:1", list(ids.items())[:1])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "segments", "template", "between"),
+    [
+        ("bert", True, None, 1),
+        ("bert", True, roberta, 2),  # which gives all tokens the type 0
+        ("modernbert", False, None, 1),
+        ("modernbert", False, lambda ids: processors.ByteLevel(), 1),
+        ("llama", False, llama, 1),
+    ],
+)
+def test_other_programs_lay_out_texts_as_they_were_in_training(
+    store: Store, tmp_path: Path, architecture: str, segments: bool, template: Any, between: int
 ) -> None:
     rows = [{"text": f"w{n} a", "pair": f"w{n % 3} b c", "label": str(n % 2)} for n in range(12)]
     data = build(store, tmp_path, {"train": rows, "test": rows}, pair_column="pair", valid_fraction=0.0)
-    model = train(store, data, architecture=architecture, steps=4).artifact
+    given: dict[str, Any] = {"architecture": architecture}
+    if template:
+        given["tokenizer"] = with_template(store, data, tmp_path / "own", template)
+    if architecture == "llama":
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        LlamaForCausalLM(LlamaConfig(vocab_size=40, pad_token_id=0, **sizes)).save_pretrained(tmp_path / "own")
+        given = {"init": str(tmp_path / "own")}
+    model = train(store, data, steps=4, **given).artifact
     tokenizer = AutoTokenizer.from_pretrained(model.path)
     batch = tokenizer([row["text"] for row in rows], [row["pair"] for row in rows], padding=True, return_tensors="pt")
     assert ("token_type_ids" in batch) == segments
-    assert not segments or batch["token_type_ids"][0].tolist() == [0] * 4 + [1] * 4
+    assert not segments or batch["token_type_ids"][0].tolist() == [0] * (3 + between) + [1] * 4
+    assert tokenizer.convert_ids_to_tokens(tokenizer("b c")["input_ids"]) == ["[CLS]", "b", "c", "[SEP]"]
     with torch.no_grad():
         shares = AutoModelForSequenceClassification.from_pretrained(model.path)(**batch).logits.softmax(-1)
     _, predictions = measure(store, model.reference, data)

@@ -227,6 +227,10 @@ def generate_command(
         torch.manual_seed(config.seed)
         search |= {"temperature": config.temperature, "top_p": config.top_p, "top_k": 0}
     for number, line in enumerate([text] if text != "-" else read_lines(sys.stdin.buffer, _invite(session, text)), 1):
+        if text == "-" and not line.strip():
+            tell_once("an empty line has an empty answer")
+            say_texts({"prompt": line, "marked": [], "text": ""}) if session.json else say()
+            continue
         if not writer.reads_marks() and Prompt.has_marks(line):
             tell_once(
                 "no guide looks at what is marked, so << and >> are read as text; --plan preset:pasta steers by them"

@@ -91,11 +91,12 @@ def test_it_writes_what_the_logits_of_whole_texts_say_with_the_plan(work: Simple
 def test_prompts_come_from_a_pipe_and_continuations_leave_as_json(
     work: SimpleNamespace, guide: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the <<value>> of\nan object\n")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the <<value>> of\n\nan object\n")))
     flags = ["--store", work.store.root, "--max-new-tokens", 3, "--json", "--mark", "e"]
     done = guide("generate", work.plain.reference, "--plan", work.plan, *flags)
     assert done.code == 0, done.err
-    first, second = map(json.loads, done.out.splitlines())
+    first, empty, second = map(json.loads, done.out.splitlines())
+    assert empty == {"prompt": "", "marked": [], "text": ""} and "an empty line has an empty answer" in done.err
     assert first["prompt"] == "the value of" and first["marked"] == ["e", "value", "e"]
     assert second["prompt"] == "an object" and second["marked"] == ["e"]
     assert isinstance(first["text"], str)

@@ -121,12 +121,11 @@ def _tell_of_layout(folder: Path) -> None:
         return
     files = tokenizer_files(found)
     if (ours := laid_out(files)) != files:
-        theirs, ours_read = (" ".join(load_tokenizer(each).encode("a", "b").tokens) for each in (files, ours))
+        around = (" ".join(load_tokenizer(each).encode("", "").tokens) for each in (files, ours))
         log.warning(
-            "%s: its tokenizer lays out two texts as %r, and guide as %r; other programs may compute other scores",
+            "%s: its tokenizer puts '%s' around two texts, and guide '%s'; other programs may compute other scores",
             folder,
-            theirs,
-            ours_read,
+            *around,
         )
 
 

@@ -193,8 +193,8 @@ def laid_out(files: Mapping[str, bytes], *, ends: bool = True, types: bool = Fal
 
 
 def _layouts(tokenizer: Any) -> list[Any]:
-    """How a tokenizer reads one text, and two."""
-    return [tokenizer.encode("a"), tokenizer.encode("a", "a")]
+    """What a tokenizer puts around one text, and two: encodings of empty texts, which need no token of its vocabulary."""
+    return [tokenizer.encode(""), tokenizer.encode("", "")]
 
 
 def settings_file(settings: Mapping[str, Any]) -> bytes:

@@ -225,13 +225,11 @@ def test_a_model_whose_own_tokenizer_lays_out_texts_otherwise_is_told_of(
     AutoModelForSequenceClassification.from_pretrained(model.path).save_pretrained(tmp_path / "own")
     with_template(store, data, tmp_path / "own", llama)
     measure(store, str(tmp_path / "own"), data)
-    assert (
-        "lays out two texts as '[CLS] [UNK] [CLS] [UNK]', and guide as '[CLS] [UNK] [SEP] [UNK] [SEP]'" in caplog.text
-    )
+    assert "puts '[CLS] [CLS]' around two texts, and guide '[CLS] [SEP] [SEP]'" in caplog.text
     caplog.clear()
     (tmp_path / "own" / "tokenizer.json").write_bytes(model.read("tokenizer.json"))
     measure(store, str(tmp_path / "own"), data)
-    assert "lays out" not in caplog.text
+    assert "around two texts" not in caplog.text
 
 
 def test_labels_that_training_did_not_have_count_as_wrong_and_missing_ones_are_left_out(

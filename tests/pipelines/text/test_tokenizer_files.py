@@ -7,7 +7,7 @@ import json
 import pytest
 
 from guidance.errors import InputError
-from pipelines.text.tokenizer_files import load_tokenizer, special_ids
+from pipelines.text.tokenizer_files import laid_out, load_tokenizer, special_ids, text_digest
 
 
 def _file(highest: int) -> bytes:
@@ -55,3 +55,24 @@ def test_published_decoders_that_name_no_token_that_begins_a_text_have_one() -> 
 def test_a_vocabulary_without_any_such_token_is_refused() -> None:
     with pytest.raises(InputError, match="no token to begin a sequence with"):
         _special({}, "other")
+
+
+def test_a_layout_is_changed_where_it_is_another_and_needs_no_token_of_the_vocabulary() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    own = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "ACGT": 2}))  # no unknown token
+    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    around = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> $B:1 </s>:1", [("<s>", 0), ("</s>", 1)])
+    named = {"tokenizer_config.json": b'{"bos_token": "<s>", "eos_token": "</s>"}'}
+    for before, after in ((None, 1), (around, 0), (processors.ByteLevel(trim_offsets=True), 1)):
+        own.post_processor = before
+        files = {"tokenizer.json": own.to_str().encode(), **named}
+        done = laid_out(files)
+        assert (done != files) == after
+        made = load_tokenizer(done)
+        assert made.encode("ACGT", "ACGT").ids == [0, 2, 1, 2, 1]
+        assert made.encode("ACGT", "ACGT").type_ids == [0, 0, 0, 1, 1]
+        assert load_tokenizer(laid_out(done, ends=False)).encode("ACGT").ids == [0, 2]
+        assert text_digest(done["tokenizer.json"]) == text_digest(files["tokenizer.json"])
+        assert laid_out(done) == done
+    assert own.get_vocab_size() == 3 and '"ByteLevel"' in done["tokenizer.json"].decode()

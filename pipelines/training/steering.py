@@ -146,8 +146,15 @@ class Writer(LiveModel):
 
 
 def at_strength(plan: Plan, strength: float) -> Plan:
-    """The rows of a plan that shape a model, at a share of their strength."""
-    return Plan(tuple(replace(row, strength=row.strength * strength) for row in plan.inherited(None).guides))
+    """The rows of a plan that shape a model, at a share of their strength.  Raises PlanError if one cannot act in part."""
+    rows = []
+    for row in plan.inherited(None).guides:
+        try:
+            rows.append(replace(row, strength=row.strength * strength))
+        except PlanError as error:
+            error.message = f"guide {row.label!r} at a strength of {strength:g}: {error.message}"
+            raise
+    return Plan(tuple(rows))
 
 
 def on_heads(plan: Plan, heads: Sequence[tuple[int, int]]) -> Plan:

@@ -163,6 +163,10 @@ def test_a_model_follows_its_own_plan(work: SimpleNamespace) -> None:
         (["plain", "a value", "--plan", "PLAN"], "nothing is marked"),
         (["plain", "a value", "--mark", "value"], "no guide looks"),
         (["plain", "a value", "--strength", 0.5], "--strength is for"),
+        (
+            ["plain", "a <<value>>", "--strength", 0.5, "--plan", "MASK"],
+            "guide 'marked' at a strength of 0.5: a mask cannot",
+        ),
         (["plain", "a value", "--scores", "heads.json"], "--scores are for"),
         (["plain", "a <<value>>", "--plan", "PLAN", "--scores", "heads.json"], "heads.json: cannot be read"),
         (["plain", "a value", "--top-p", 0.5], "are for --sample"),
@@ -176,9 +180,11 @@ def test_a_model_follows_its_own_plan(work: SimpleNamespace) -> None:
     ],
 )
 def test_wrong_inputs_are_refused(
-    work: SimpleNamespace, guide: Callable[..., Any], arguments: list[Any], words: str
+    work: SimpleNamespace, guide: Callable[..., Any], arguments: list[Any], words: str, tmp_path: Path
 ) -> None:
-    name, *rest = [work.plan if each == "PLAN" else each for each in arguments]
+    mask = tmp_path / "mask.toml"
+    mask.write_text('[[guide]]\npattern = "marked"\nmechanism = "mask"\nheads = [0]\n')
+    name, *rest = [{"PLAN": work.plan, "MASK": mask}.get(each, each) for each in arguments]
     done = guide("generate", getattr(work, name).reference, *rest, "--store", work.store.root)
     assert done.code == 2 and words in done.err, done.err
     assert done.out == ""

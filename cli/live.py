@@ -193,8 +193,8 @@ def generate_command(
     """Continue a prompt with a causal language model, and steer its attention to what is marked in the prompt.
 
     Mark a part of the prompt with << and >>, or with --mark.  The rows of --plan act while the model reads the prompt and while it
-    writes; their pattern `marked` names the marked tokens.  `preset:pasta` multiplies the attention to all other tokens by 0.01
-    before each row is normalised.  Only the continuation is printed.  With --json each prompt is one object, with its marks.
+    writes; their pattern `marked` names the marked tokens.  `preset:pasta` multiplies the attention to all other tokens of the
+    prompt by 0.01 before each row is normalised.  Only the continuation is printed.  With --json each prompt is one object, with its marks.
     """
     from guidance.plan import Plan
     from guidance.prompts import Prompt

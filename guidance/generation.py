@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from guidance.errors import InputError
@@ -38,6 +39,9 @@ def generate(model: Any, *args: Any, guidance: Any = None, **kwargs: Any) -> Any
             hint="features of the prompt are arguments of their own: generate(**inputs, guidance=handle, marked=marked)",
         )
     features = {name: kwargs.pop(name) for name in list(kwargs) if is_feature(name)}
+    for side in ("", "decoder_"):
+        if (marked := features.get(f"{side}marked")) is not None:
+            features.setdefault(f"{side}written", torch.zeros_like(marked))
     prompt = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
     for name, column in features.items():
         if isinstance(prompt, Tensor) and not name.startswith("decoder_") and column.shape[1] != prompt.shape[1]:
@@ -90,7 +94,8 @@ def new_tokens(guided: GuidedModel, batch: Mapping[str, Any], given: Any) -> dic
                 f"{name} has a value for each pair of tokens, and some of these are in a cache", hint="use_cache=False"
             )
         if name in features:
-            column = _of_text(column, len(states), new.stop, FEATURES[name.removeprefix("decoder_")].fill)
+            feature = FEATURES[name.removeprefix("decoder_")]
+            column = _of_text(column, len(states), new.stop, feature.name == "written" or feature.fill)
         found[name] = column[:, past:] if column.shape[1] == new.stop else column
     return found
 

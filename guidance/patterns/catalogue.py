@@ -156,9 +156,16 @@ def induction(tokens: Tokens, *, earlier: bool = False) -> Predicate:
     return Rule(followed, valid_BT)
 
 
-def marked(tokens: Tokens) -> Predicate:
-    """Every token looks at the tokens that the caller marks."""
-    return Columns(tokens.column("marked"), tokens.valid_BT)
+def marked(tokens: Tokens, *, written: bool = False) -> Predicate:
+    """Every token looks at the tokens that the caller marks.
+
+    Args:
+        written: and at those that a model has written behind its prompt, which the published code of PASTA leaves alone too.
+    """
+    marked_BT = tokens.column("marked")
+    if written and "written" in tokens.columns:
+        marked_BT = marked_BT | tokens.columns["written"]
+    return Columns(marked_BT, tokens.valid_BT)
 
 
 def all_tokens(tokens: Tokens) -> Predicate:

@@ -76,6 +76,9 @@ for _row in (
     Feature("negation", "bool", "belongs to a word that negates", _MASKS),
     Feature("stop_word", "bool", "belongs to a stop word", _MASKS),
     Feature("marked", "bool", "the caller marks it", _CALLER.format("marked=...")),
+    Feature(
+        "written", "bool", "a model wrote it behind its prompt", "`generate` gives it; by default no token is written"
+    ),
     Feature("matrix", "bool", "which keys each query may see", _CALLER.format("matrix=..."), of_pairs=True),
     Feature(
         "weight_matrix", "float", "how much each key counts for each query", _CALLER.format("weight_matrix=..."), True

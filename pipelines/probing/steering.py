@@ -152,7 +152,8 @@ class Answering(Writer):
             is_answer_BT[row, first:length] = True
             marked_BT[row, :length] = torch.tensor(self._marked(question, offsets))
         places_N = places_of(torch.nn.functional.pad(is_answer_BT[:, 1:], (0, 1)))  # the tokens before the answer's
-        columns = {**read.columns, "marked": marked_BT.to(ids_BT.device)}
+        own = {"marked": marked_BT, "written": is_answer_BT}
+        columns = {**read.columns, **{name: values.to(ids_BT.device) for name, values in own.items()}}
         labels_N, lengths = ids_BT[is_answer_BT.to(ids_BT.device)], is_answer_BT.sum(-1).tolist()
         return _Texts(dict(read.inputs), columns, labels_N, places_N.to(ids_BT.device), lengths)
 

@@ -112,6 +112,7 @@ def _named(name: str, options: Mapping[str, Any], example: Example, query: int) 
     ends = {example.delimiters[0], example.delimiters[-1]} if options.get("ends") and example.delimiters else set()
     if name in ("delimiter", "marked", "negation", "stop_word"):
         found = {k for k in positions if columns[name][k]}
+        found |= {k for k in positions if options.get("written") and columns["written"][k]}
         related = {columns["word"][k] for k in found} - {-1} if options.get("related") else set()
         return found | ends | example.pieces({other for word in related for other in example.relatives(word)})
     if name in ("next", "previous", "self"):
@@ -268,6 +269,7 @@ def sentence(seed: int, length: int) -> Example:
         "original": [dice.choice([token, dice.randrange(2, 13)]) for token in ids],
     }
     pairs = random.Random(seed)
+    columns["written"] = [pairs.random() < 0.2 for _ in ids]
     columns["matrix"] = [[pairs.random() < 0.3 for _ in ids] for _ in ids]
     columns["weight_matrix"] = [[pairs.choice([0.0, 0.25, 0.5, 2.0]) for _ in ids] for _ in ids]
     columns["mispredicted"] = [a != b for a, b in zip(ids, columns["original"], strict=True)]
@@ -353,6 +355,7 @@ SPECS: tuple[Any, ...] = (
     {"name": "negation", "related": True},
     {"name": "negation", "ends": True},
     {"name": "negation", "related": True, "ends": True},
+    {"name": "marked", "written": True},
     {"name": "conflict", "truth": True},
     {"name": "conflict", "constant": 0.875},
     {"or": ["next", "previous"]},

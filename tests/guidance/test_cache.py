@@ -213,6 +213,28 @@ def test_new_tokens_are_not_marked() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_what_a_model_has_written_counts_as_marked_where_a_row_says_so(use_cache: bool) -> None:
+    def plan(**options: Any) -> Plan:
+        return Plan((guide("bias", "marked", 0, 1, inside=1.0, outside=0.01, **options),))
+
+    model = guided("llama", plan(written=True))
+    tokens = generated(model, {**PROMPTS, "marked": MARKS}, use_cache=use_cache)
+    assert not torch.equal(tokens, generated(guided("llama", plan()), {**PROMPTS, "marked": MARKS}))
+    new = tokens.shape[1] - MARKS.shape[1]
+    mask = torch.cat([PROMPTS["attention_mask"], torch.ones(3, new, dtype=torch.long)], dim=1)[:, :-1]
+    marked = torch.cat([MARKS, torch.ones(3, new, dtype=torch.bool)], dim=1)[:, :-1]
+    given = {"input_ids": tokens[:, :-1], "attention_mask": mask}
+    other, handle = installed("llama", plan())
+    guidance = handle.guide(**given, marked=marked)
+    logits = other(**given, position_ids=(mask.cumsum(-1) - 1).clamp(min=0), guidance=guidance).logits[
+        :, MARKS.shape[1] - 1 :
+    ]
+    logits[..., other.config.eos_token_id] = -torch.inf
+    assert torch.equal(logits.argmax(-1), tokens[:, MARKS.shape[1] :])
+
+
+@torch.no_grad()
 def test_a_decoder_reads_features_of_its_own_with_a_cache() -> None:
     plan = Plan((row("mask", "marked", 0, 1), guide("bias", "marked", 0, stack="decoder", attention="cross")))
     model = guided("bart", plan)

@@ -141,7 +141,8 @@ def write_sequences(
                 files[split] = stack.enter_context(run.out.parquet(f"{split}.parquet", schema))
                 sizes[split] = Counter(sequences=0, tokens=0, unknown_tokens=0)
             files[split].write_table(_table(packed, columns, schema))
-            unknown = int((packed.tokens.id == encoder.special["unk"]).sum())  # no id equals None
+            # no id equals None, and in the vocabulary of GPT-2 the unknown token is the separator too
+            unknown = int(((packed.tokens.id == encoder.special["unk"]) & ~packed.special).sum())
             sizes[split].update(sequences=len(packed.offsets) - 1, tokens=len(packed.special), unknown_tokens=unknown)
             of_text[split] += int((~packed.special).sum())
     if not files:

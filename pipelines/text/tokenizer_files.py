@@ -140,12 +140,27 @@ def text_digest(data: bytes) -> str:
     )
 
 
-def with_segments(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files of a tokenizer, changed so that ``AutoTokenizer`` also gives ``token_type_ids``: 0 in the first text of a pair, 1 in
-    the second."""
+def for_model(
+    files: Mapping[str, bytes], *, segments: bool, longest: int | None, pad_id: int | None
+) -> dict[str, bytes]:
+    """The files of a tokenizer, changed so that ``AutoTokenizer`` reads texts as a model takes them.
+
+    Args:
+        segments: whether it gives ``token_type_ids``: 0 in the first text of a pair, 1 in the second.
+        longest: how many tokens the model reads; None if there is no limit.
+        pad_id: the token that pads if the tokenizer names none; None for none.
+    """
     name = "tokenizer_config.json"
-    names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
-    return {**laid_out(files, types=True), name: settings_file(_json_object(files[name], name) | names)}
+    settings = _json_object(files[name], name)
+    changed = dict(files)
+    if segments:
+        changed = laid_out(files, types=True)
+        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    if longest is not None:
+        settings["model_max_length"] = min(longest, settings.get("model_max_length") or longest)
+    if pad_id is not None and "pad_token" not in named_tokens(files):
+        settings["pad_token"] = load_tokenizer(files).id_to_token(pad_id)  # None for an id of no token
+    return {**changed, name: settings_file(settings)}
 
 
 def separators_between(tokenizer: Any) -> int:

@@ -14,11 +14,12 @@ import safetensors.torch
 from guidance.checkpoint import CONFIG_FILE, TARGET_FOLDER, config_file, model_files, weight_files
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Builder
-from pipelines.text.tokenizer_files import with_segments
+from pipelines.text.tokenizer_files import for_model
 from pipelines.training.checkpoints import WEIGHTS, Checkpoints, best_name
 from pipelines.training.learner import ModelFolder
 from pipelines.training.loop import Outcome
 from pipelines.training.metrics_log import METRICS_LOG
+from pipelines.training.model_checks import longest_input
 from pipelines.training.models import has_segments
 from pipelines.training.preparation import Prepared
 
@@ -38,9 +39,7 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
         if name.startswith(("tokenizer/", f"{TARGET_FOLDER}/"))
     }
     tokenizer = dict(run.config.row.tokenizer_of(tokenizer))
-    tokenizers = {
-        folder.path: with_segments(tokenizer) if has_segments(folder.model.config) else tokenizer for folder in folders
-    }
+    tokenizers = {folder.path: _tokenizer_of(folder.model.config, tokenizer) for folder in folders}
     for folder in folders:
         for name, content in {**files[folder.path], **tokenizers[folder.path]}.items():
             out.write(folder.path + name, content)
@@ -102,6 +101,16 @@ def _parts(log: Path) -> Iterator[list[bytes]]:
     with open(log, "rb") as file:
         while lines := list(itertools.islice(file, METRICS_PART)):
             yield lines
+
+
+def _tokenizer_of(config: Any, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The tokenizer files beside a model with this configuration."""
+    return for_model(
+        files,
+        segments=has_segments(config),
+        longest=longest_input(config),
+        pad_id=getattr(config, "pad_token_id", None),
+    )
 
 
 def _tensors_of(folder: ModelFolder, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
-from pipelines.text.tokenizer_files import text_digest
+from pipelines.text.tokenizer_files import TOKENIZER_FILES, named_tokens, text_digest
 from pipelines.training.plan_inputs import load_inputs
 from pipelines.training.plans import name_of
 
@@ -57,12 +57,15 @@ def check_corpora(config: Any, corpora: Sequence[Artifact]) -> None:
 
 
 def _tokenizers(data: Artifact) -> dict[str, str]:
-    """The digests of the tokenizer files of a sequences artifact."""
-    return {
-        name: text_digest(data.read(name)) if name.endswith("/tokenizer.json") else entry["sha256"]
-        for name, entry in data.files.items()
-        if "tokenizer/" in name
-    }
+    """The digests of what the tokenizer files of a sequences artifact say about texts and special tokens."""
+    known: dict[str, str] = {}
+    for name in data.files:
+        folder, _, file = name.rpartition("/")
+        if folder.endswith("tokenizer") and file == TOKENIZER_FILES[0]:
+            known[name] = text_digest(data.read(name))
+        elif folder.endswith("tokenizer"):
+            known[name] = digest(named_tokens({file: data.read(name)}))
+    return known
 
 
 def load_tables(config: Any, plan: Plan, corpora: Sequence[Artifact], store: Store) -> dict[str, Any]:

@@ -166,6 +166,7 @@ def test_a_causal_model_of_a_folder_is_continued_and_fine_tuned_with_a_tokenizer
     with store.load_input(data, "corpus") as text:
         made = sequences.run(text.reference, str(folder), sequences.Config(max_length=24), store=store).artifact
     assert "pad_token" not in json.loads(made.read("tokenizer/tokenizer_config.json"))
+    assert made.counts["splits"]["train"]["unknown_tokens"] == 0, "its separators have the id of the unknown token"
     continued = trainings.train(store, made, **CLM, steps=2, init=str(folder)).artifact
     assert AutoModelForCausalLM.from_pretrained(continued.path).config.model_type == "gpt2"
     assert evaluate.run(continued.reference, made.reference, evaluate.Config(split="valid"), store=store).artifact
@@ -173,6 +174,13 @@ def test_a_causal_model_of_a_folder_is_continued_and_fine_tuned_with_a_tokenizer
     settings = finetune.Config(init=str(folder), epochs=1, batch_size=8)
     tuned = finetune.run(labelled["tsv"], settings, store=store).artifact
     assert json.loads((tuned.path / "config.json").read_text())["pad_token_id"] is not None
+    words, texts = AutoTokenizer.from_pretrained(tuned.path), ["w1 w2 w3", "w4"]
+    assert (words.pad_token, words.model_max_length) == (end, 32)
+    model = AutoModelForSequenceClassification.from_pretrained(tuned.path)
+    with torch.no_grad():
+        together = model(**words(texts, padding=True, return_tensors="pt")).logits
+        alone = torch.cat([model(**words(text, return_tensors="pt")).logits for text in texts])
+    torch.testing.assert_close(together, alone)
 
 
 def test_the_training_text_itself_has_no_floors(

@@ -34,6 +34,7 @@ ALWAYS: Cuts = {
     ("guidance.guide", "Guide._check"): "return None",
     ("guidance.site_plans", "_check_head"): "return None",
     ("guidance.sites", "check_selector"): "return None",
+    ("guidance.guide", "selectors_of"): "return tuple(value) if isinstance(value, list | tuple) else (value,)",
     ("guidance.site_plans", "_check_attacks"): "return None",
     ("guidance.site_plans", "_compares_positions"): 'return ""',
     ("guidance.installation", "Handle._refuse_shared_keys"): "return None",

@@ -215,8 +215,8 @@ def test_a_pattern_does_not_modify_its_inputs(spec: Any) -> None:
 @every_pattern
 def test_a_pattern_reads_exactly_the_features_that_it_declares(spec: Any) -> None:
     pattern = read_pattern(spec)
-    # if they are given, `rare` reads segments, and `shuffled` the text
-    if_given = {"segment", "original"} if "shuffled" in spec else {"segment"}
+    # if they are given, `rare` reads segments, `marked` what was written, and `shuffled` the text
+    if_given = {"segment", "written", *(["original"] if "shuffled" in spec else [])}
     needed = {name: BATCH.columns[name] for name in {*pattern.needs, *if_given}}
     bare = Tokens(BATCH.ids_BT, BATCH.valid_BT, needed, {name: BATCH.tables[name] for name in pattern.tables})
     assert torch.equal(pattern.build(bare).dense(), pattern.build(BATCH).dense())

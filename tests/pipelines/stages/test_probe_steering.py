@@ -64,7 +64,7 @@ def written(folder: Path, name: str, prompts: list[tuple[str, str]]) -> str:
 
 
 def log_probability(prompt: str, answer: str, outside: float) -> float:
-    """That of an answer by hand, where attention to all but the marked tokens is multiplied by a factor."""
+    """That of an answer by hand, where attention to the tokens of the prompt that are not marked is multiplied by a factor."""
     parts = prompt.replace("<<", "*").replace(">>", "").split()
     words, total = [("<begin>", outside)] + [(w.strip("*"), 1.0 if "*" in w else outside) for w in parts], 0.0
     for word in answer.split():
@@ -76,7 +76,7 @@ def log_probability(prompt: str, answer: str, outside: float) -> float:
         scale = math.sqrt(2 * SIZE / (1 + sum(state**2 for state in states.values())))
         logits = [scale * states.get(other, 0.0) for other in seen] + [0.0] * (SIZE - len(seen) - (word not in seen))
         total += scale * states.get(word, 0.0) - math.log(sum(map(math.exp, logits)))
-        words.append((word, outside))
+        words.append((word, 1.0))
     return total
 
 

@@ -57,6 +57,7 @@ def test_a_missing_feature_is_named_with_its_source(name: str) -> None:
         "character": "tokenizer",
         "mask_token": "tokenizer that has",
         "marked": "marked=",
+        "written": "generate",
     }
     sources |= {"matrix": "matrix=", "weight_matrix": "weight_matrix="}
     sources |= dict.fromkeys(("mispredicted", "predicted", "original"), "pre-training")

@@ -306,13 +306,19 @@ def test_all_processes_end_well_where_the_model_exists(world: World, tmp_path: P
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak is that since the process started")
 def test_peak_memory_is_that_since_it_was_reset() -> None:
-    cluster, size = Cluster("cpu", "fp32"), 200 << 20
-    cluster.reset_peak_memory()
-    before = cluster.peak_memory()
-    torch.ones(size // 4)
-    assert abs(cluster.peak_memory() - before - size) < 50 << 20
-    cluster.reset_peak_memory()
-    assert cluster.peak_memory() < before + (50 << 20)
+    def growth() -> tuple[int, int]:
+        """Of the peak by a tensor, and once that is gone."""
+        cluster.reset_peak_memory()
+        before = cluster.peak_memory()
+        torch.ones(size // 4)
+        grown = cluster.peak_memory() - before
+        cluster.reset_peak_memory()
+        return grown, cluster.peak_memory() - before
+
+    cluster, size, most = Cluster("cpu", "fp32"), 200 << 20, 50 << 20
+    # the kernel may take back pages of libraries in the meantime, which count too
+    tries = [growth() for _ in range(3)]
+    assert any(abs(grown - size) < most and left < most for grown, left in tries), tries
 
 
 def test_no_process_has_the_leaders_value_before_all_have_asked_for_it(tmp_path: Path) -> None:

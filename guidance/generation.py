@@ -39,8 +39,8 @@ def generate(model: Any, *args: Any, guidance: Any = None, **kwargs: Any) -> Any
             hint="features of the prompt are arguments of their own: generate(**inputs, guidance=handle, marked=marked)",
         )
     features = {name: kwargs.pop(name) for name in list(kwargs) if is_feature(name)}
-    marks = [name for name in features if name.endswith("marked")]
-    features = features | {name.replace("marked", "written"): torch.zeros_like(features[name]) for name in marks}
+    marked = {side: features[f"{side}marked"] for side in ("", "decoder_") if f"{side}marked" in features}
+    features = features | {f"{side}written": torch.zeros_like(each) for side, each in marked.items()} | features
     prompt = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
     for name, column in features.items():
         if isinstance(prompt, Tensor) and not name.startswith("decoder_") and column.shape[1] != prompt.shape[1]:

@@ -221,6 +221,9 @@ def test_what_a_model_has_written_counts_as_marked_where_a_row_says_so(use_cache
     model = guided("llama", plan(written=True))
     tokens = generated(model, {**PROMPTS, "marked": MARKS}, use_cache=use_cache)
     assert not torch.equal(tokens, generated(guided("llama", plan()), {**PROMPTS, "marked": MARKS}))
+    assert not torch.equal(
+        tokens, generated(model, {**PROMPTS, "marked": MARKS, "written": PROMPTS["attention_mask"].bool()})
+    )
     new = tokens.shape[1] - MARKS.shape[1]
     mask = torch.cat([PROMPTS["attention_mask"], torch.ones(3, new, dtype=torch.long)], dim=1)[:, :-1]
     marked = torch.cat([MARKS, torch.ones(3, new, dtype=torch.bool)], dim=1)[:, :-1]

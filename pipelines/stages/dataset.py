@@ -220,7 +220,8 @@ def build(run: Run[Config]) -> None:
             texts[split].append(text_digest(block.text for block in document.blocks))
             if label is not None:
                 labels[split].update(label.split() if kind.shape == "tags" else [label])
-    counts |= write_corpus([draft], run.out, notes, valid=valid, test=test, of_examples=True)
+    apart = files.keys() - {"train"}
+    counts |= write_corpus([draft], run.out, notes, valid=valid, test=test, apart=apart, of_examples=True)
     draft.unlink()
     counts |= {"shape": kind.shape} if kind.shape != "examples" else {}
     counts |= {"dialogues": True} if kind.is_dialogue else {}

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,14 @@ def write_corpus(
     progress: Progress | None = None,
     sources: str = "",
     of_examples: bool = False,
+    apart: Collection[str] = (),
 ) -> dict[str, Any]:
     """Write the tables of a corpus from its drafts, given in the order of the text; returns the counts.
 
     Args:
         of_examples: whether documents are the examples of a task, whose splits are counted in examples.
         valid, test: the fractions for validation and testing.  Documents that have a split already keep it.
+        apart: splits with files of their own, which are not among what these are fractions of.
         sources: where the text comes from, for messages.
     """
     opened = [Draft.open(path) for path in drafts]
@@ -98,7 +100,7 @@ def write_corpus(
         unit, reason = "sentences", "a document is never divided; --documents paragraph or line makes smaller ones"
     else:
         unit, reason = "sentences", f"the text has only {counted(counts['sentences'], 'sentence')}"
-    _check_sizes(counts, {"valid": valid, "test": test}, notes, unit, reason)
+    _check_sizes(counts, {"valid": valid, "test": test}, apart, notes, unit, reason)
     return counts
 
 
@@ -290,17 +292,20 @@ class _Stretches:
         return pa.concat_tables([*tables, table.slice(done)]), np.repeat(document, repeats)
 
 
-def _check_sizes(counts: dict[str, Any], wanted: dict[str, float], notes: Notes, unit: str, reason: str) -> None:
+def _check_sizes(
+    counts: dict[str, Any], wanted: dict[str, float], apart: Collection[str], notes: Notes, unit: str, reason: str
+) -> None:
     """Say how large each split is, and warn, with the reason, where that is far from what was asked for."""
     key = "documents" if unit == "examples" else unit
     total = max(1, counts[key])
     sizes = {split: count[key] for split, count in counts["splits"].items()}
     log.info("%s", ", ".join(f"{split} {count:,} {unit} ({count / total:.1%})" for split, count in sizes.items()))
+    divided = max(1, sum(count for split, count in sizes.items() if split not in apart))
     for split, fraction in wanted.items():
         count = sizes.get(split, 0)
-        if fraction and not 0.5 * fraction <= count / total <= 1.5 * fraction:
+        if fraction and not 0.5 * fraction <= count / divided <= 1.5 * fraction:
             asked = f"{100 * fraction:.3g} % was asked for"
-            notes.warn(f"{split} has {count:,} {unit} of {total:,}, {count / total:.1%}; {asked}", reason)
+            notes.warn(f"{split} has {count:,} {unit} of {divided:,}, {count / divided:.1%}; {asked}", reason)
 
 
 # numbering

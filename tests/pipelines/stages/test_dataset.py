@@ -169,6 +169,22 @@ def test_fractions_divide_one_file_and_equal_texts_stay_together(store: Store, t
     assert {row["split"] for row in documents(few)} == {"train", "valid"}
 
 
+def test_a_fraction_is_one_of_the_training_examples_and_not_of_those_in_a_file_for_testing(
+    store: Store, tmp_path: Path
+) -> None:
+    lines = [f"{n % 2}\tText number {n}." for n in range(300)]
+    train, test = (
+        write(tmp_path / f"{name}.tsv", "\n".join(["label\ttext", *own]))
+        for name, own in (("train", lines[:100]), ("test", lines[100:]))
+    )
+    made = make(store, train, test=test, valid_fraction=0.2)
+    valid = made.counts["splits"]["valid"]["documents"]
+    assert 10 <= valid <= 30 and not made.manifest["warnings"], "a fifth of 100; it is less than a tenth of 300"
+    few = make(store, train, test=test, valid_fraction=0.01)
+    (warning,) = few.manifest["warnings"]
+    assert warning.startswith("valid has 0 examples of 100, 0.0%; 1 % was asked for")
+
+
 def test_without_a_validation_file_a_twentieth_of_the_training_examples_is_taken(store: Store, tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", as_tsv(ROWS))
     assert (

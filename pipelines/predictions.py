@@ -101,6 +101,8 @@ def predict(
     missing.check_parser(plan, str(folder), config.parser, training=False)
     length = missing.longest(model, config.sequence_length, store)
     idf = missing.trained_idf(model, plan, store, is_needed=True)
+    if task.shape == "summaries" and config.summary_sentences is None:
+        config = config.model_copy(update={"summary_sentences": missing.trained_summary(model, store)})
     weights = folder
     if config.weights != "last":
         weights = folder / config.weights

@@ -97,10 +97,10 @@ def compare_statistics(pairs: Mapping[str, tuple[Statistic, Statistic]], size: i
     return compared
 
 
-def compare_on_same(metrics: Metrics, one: Table, other: Table) -> list[Compared]:
-    """Metrics of two systems on the same examples; those without a true answer are left out.  Raises InputError if no
-    example has a true answer."""
-    (gold, first), (_, second) = _labelled(one), _labelled(other)
+def compare_on_same(metrics: Metrics, one: Table, other: Table, is_answer: Callable[[str], bool]) -> list[Compared]:
+    """Metrics of two systems on the same examples; those without a true answer, as ``is_answer`` says, are left out.  Raises
+    InputError if no example has a true answer."""
+    (gold, first), (_, second) = _labelled(one, is_answer), _labelled(other, is_answer)
     if not gold:
         raise InputError("no example has a label", hint="compare on a split with labels")
     labels = [*gold, *first, *second]
@@ -109,14 +109,23 @@ def compare_on_same(metrics: Metrics, one: Table, other: Table) -> list[Compared
     return compare_statistics({name: (of_both[0][name], of_both[1][name]) for name in names}, len(gold))
 
 
-def compare_on_others(metrics: Metrics, one: Table, other: Table) -> list[Compared]:
-    """Metrics of one system on two sets of examples.  Raises InputError if no example of a set has a true answer."""
-    sides = [_labelled(table) for table in (one, other)]
+def compare_on_others(metrics: Metrics, one: Table, other: Table, is_answer: Callable[[str], bool]) -> list[Compared]:
+    """Metrics of one system on two sets of examples, as in `compare_on_same`.  Raises InputError if no example of a set has a
+    true answer, or there are no metrics for them."""
+    sides = [_labelled(table, is_answer) for table in (one, other)]
     if not all(gold for gold, _ in sides):
         raise InputError("evaluations on other examples have no labels that could be compared")
     labels = [label for gold, predicted in sides for label in (*gold, *predicted)]
     n, m = (len(gold) for gold, _ in sides)
     first, second = (metrics(gold, predicted, labels) for gold, predicted in sides)
+    return compare_unpaired((first, n), (second, m))
+
+
+def compare_unpaired(
+    one: tuple[Mapping[str, Statistic], int], other: tuple[Mapping[str, Statistic], int]
+) -> list[Compared]:
+    """Metrics of two systems on different examples, by name; for each system its metrics and how many examples it has."""
+    (first, n), (second, m) = one, other
     return [
         Compared(
             name,
@@ -129,7 +138,7 @@ def compare_on_others(metrics: Metrics, one: Table, other: Table) -> list[Compar
     ]
 
 
-def _labelled(table: Table) -> tuple[list[str], list[str]]:
+def _labelled(table: Table, is_answer: Callable[[str], bool]) -> tuple[list[str], list[str]]:
     """The true and the predicted answers of the examples that have a true one."""
-    known = [row for row, gold in enumerate(table.get("gold") or ()) if gold is not None]
+    known = [row for row, gold in enumerate(table.get("gold") or ()) if gold is not None and is_answer(str(gold))]
     return [str(table["gold"][row]) for row in known], [str(table["prediction"][row]) for row in known]

@@ -28,7 +28,7 @@ class Difference:
         effect: the difference.
         low, high: an interval that covers the true difference with the confidence asked for; NaN where the test has none.
         p: how often chance alone gives a difference at least as large; NaN where it cannot be said.
-        n: how many seeds, folds or examples it is based on.
+        n: how many seeds, folds or examples it is based on, those of both systems if they differ.
     """
 
     test: str
@@ -113,7 +113,7 @@ def unpaired_bootstrap(
     differences = np.array([other(draw.integers(0, m, m)) - one(draw.integers(0, n, n)) for _ in range(rounds)])
     low, high = np.quantile(differences, [0.5 - confidence / 2, 0.5 + confidence / 2])
     as_far = int((np.abs(differences - differences.mean()) >= abs(effect)).sum())
-    return Difference("unpaired bootstrap", effect, float(low), float(high), (1 + as_far) / (1 + rounds), m)
+    return Difference("unpaired bootstrap", effect, float(low), float(high), (1 + as_far) / (1 + rounds), n + m)
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Difference:

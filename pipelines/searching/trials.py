@@ -195,7 +195,7 @@ def _rehearsed(missing: set[int], name: str, trial: Trial, *arguments: Any) -> O
 def _all_failures(failed: Sequence[tuple[str, Trial]], number: int) -> GuideError:
     kinds, messages, hints = zip(*(trial.outcome.failure or () for _, trial in failed), strict=True)
     told = "; ".join(f"{name} ({trial}): {message}" for (name, trial), message in zip(failed, messages, strict=True))
-    problem = told if len(failed) == 1 else f"{counted(len(failed), 'run', of=f'{number:,} runs')} failed. {told}"
+    problem = told if len(failed) == 1 else f"{len(failed):,} of {number:,} runs failed. {told}"
     kept = "the other runs are kept, and the same command trains only what is missing"
     hint = "; ".join(dict.fromkeys([*filter(None, hints), *([kept] if len(failed) < number else [])]))
     kind: type[GuideError] = NumericalError if set(kinds) == {NumericalError} else InputError
@@ -256,9 +256,10 @@ def _run(trial: Trial, measures: Measures, store: Store, progress: Progress | No
 def validation(model: Artifact, measures: Measures) -> float | None:
     """The validation by which runs are compared: the loss, or the metric that selects; None if there was no validation."""
     counts, task, select = model.counts, measures.task, measures.select
-    if measures.weights == "last":
-        name = f"valid/{task}" if select == "loss" else f"eval/{task}/{select}"
-        value = next((value for each, value in counts["final"].items() if each.startswith(name)), None)
+    if measures.weights == "last" and select == "loss":
+        value = next((value for name, value in counts["final"].items() if name.startswith(f"valid/{task}")), None)
+    elif measures.weights == "last":
+        value = counts["final"].get(f"eval/{task}/{select}")
     else:
         value = counts["best_valid_loss"] if select == "loss" else counts["best"]["value"]
     return None if value is None else float(value)

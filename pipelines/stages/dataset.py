@@ -170,6 +170,17 @@ def _check_splits(config: Config, given: Collection[str]) -> None:
             raise InputError(f"--{split}-fraction splits off training examples, but there are none")
 
 
+_OF_SHAPES = {
+    "drop_shared": "segments",
+    "separator": "segments",
+    "summary_sentences": "summaries",
+    "min_summary_words": "summaries",
+    "choices_column": "choices",
+    "question_column": "choices",
+}
+"""Settings that only files of one shape have."""
+
+
 def _prepare(opening: Opening[Config]) -> None:
     """Fill in the defaults that depend on the files, and check that parallel files belong together."""
     inputs, config = opening.inputs, opening.config
@@ -188,7 +199,12 @@ def _prepare(opening: Opening[Config]) -> None:
     if (model := model_files(opening.config.sentences or "rules")) is not None:
         inputs["parser"] = model
     names = [name for role in SPLITS if role in inputs for name in inputs[role].names]
-    if format_for(opening.config, names).is_structured:
+    kind = format_for(opening.config, names)
+    for name, shape in _OF_SHAPES.items():
+        if kind.shape != shape and getattr(config, name) != Config.model_fields[name].default:
+            flag = f"--{name.replace('_', '-')}"
+            log.warning("%s has no effect: it is for %s, and these files have %s", flag, shape, kind.shape)
+    if kind.is_structured:
         # long sentences of documents are divided; all others are as in version 3
         opening.stage = replace(STAGE, version=4)
 
@@ -234,10 +250,12 @@ def build(run: Run[Config]) -> None:
         counts["labels"] = len(kinds)
         if len(kinds) <= MOST_LABELS:
             counts["examples"] = {split: dict(sorted(labels[split].items())) for split in SPLITS if labels[split]}
+        elif any(map(is_fraction, kinds)):
+            counts["fractions"] = True
     run.warn(*notes.lines(), *_unknown_labels(labels, "word" if kind.shape == "tags" else "example"))
     _count_shared_texts(run, texts)
     if structured.tested:
-        counts["sharing_test_documents"] = structured.shared
+        counts["sharing_test_documents"] = 0 if config.drop_shared else structured.shared
         if structured.shared and not config.drop_shared:
             share = counted(structured.shared, "shares", "share", of=f"{structured.tested:,} test documents")
             run.warn(

@@ -24,6 +24,7 @@ from pipelines.storage.dry import NotYet
 from pipelines.storage.store import Store
 from pipelines.training.adversarial import AdversarialConfig
 from pipelines.training.config import Best, TrainingConfig
+from pipelines.training.labels import says_many_labels
 from pipelines.training.learner import folder_of
 from pipelines.training.models import HEADLESS, WORD_MODELS
 from pipelines.training.plan_inputs import model_input
@@ -198,7 +199,10 @@ def _prepare(opening: Opening[Config]) -> None:
 def _task(config: Config, dataset: Artifact) -> type[Task]:
     """The task that learns from a dataset; in a dry run without it, the one of the settings.  Raises NotYet if they name none."""
     try:
-        return task_for(config.task, dataset.counts, dataset.reference)
+        task = task_for(config.task, dataset.counts, dataset.reference)
+        if config.task == "auto" and task.shape == "examples" and (told := says_many_labels(dataset.counts)):
+            log.warning("%s: %s", dataset.reference, told)
+        return task
     except NotYet:
         if config.task == "auto":
             check_files(config)

@@ -227,6 +227,19 @@ def longest(model: str, given: int, store: Store) -> int:
     return length
 
 
+def trained_summary(model: str, store: Store) -> int | None:
+    """How many sentences a summary has in the data that a model was trained on; None if that is not known.  The model is a
+    reference or a folder."""
+    if Path(model).is_dir() and not (Path(model) / MANIFEST).exists():
+        return None
+    with store.load(model, kind="model", verify=False) as artifact:
+        if "sequences" in artifact.manifest["inputs"]:
+            with suppress(ArtifactMissing), store.load_input(artifact, "sequences", verify=False) as data:
+                size: int | None = data.counts.get("summary_sentences")
+                return size
+    return None
+
+
 def _usual_length(folder: Path) -> int:
     """128 tokens, or as many as the model in a folder reads, if these are fewer."""
     if not (folder / "config.json").is_file():

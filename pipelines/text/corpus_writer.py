@@ -304,8 +304,10 @@ def _check_sizes(
     for split, fraction in wanted.items():
         count = sizes.get(split, 0)
         if fraction and not 0.5 * fraction <= count / divided <= 1.5 * fraction:
-            asked = f"{100 * fraction:.3g} % was asked for"
-            notes.warn(f"{split} has {count:,} {unit} of {divided:,}, {count / divided:.1%}; {asked}", reason)
+            have = counted(count, unit.removesuffix("s"))
+            notes.warn(
+                f"{split} has {have} of {divided:,}, {count / divided:.1%} instead of {100 * fraction:.3g}%", reason
+            )
 
 
 # numbering

@@ -166,7 +166,7 @@ def _summary(
     """The row of a document with a summary; none if it is dropped."""
     is_training = text.split == "train"
     chosen = set(oracle(text.sentences[:MOST_SENTENCES], reference, size))
-    counts["empty_oracles"] += not chosen
+    counts["empty_oracles"] += bool(reference) and not chosen
     words = [sentence.split() for sentence in text.sentences]
     kept = [number for number, own in enumerate(words) if len(own) >= FEWEST_WORDS]
     if not kept and not is_training:

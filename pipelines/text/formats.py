@@ -204,7 +204,7 @@ LAYOUTS: Mapping[str, Reader] = {
     "glue-sst2": _known(
         "tsv", ({"text": "sentence", "label": "label", "id": "index"}, {"text": "sentence", "label": "label"})
     ),
-    "glue-mrpc": _known("tsv", ({"text": "#1 String", "pair": "#2 String", "label": "Quality"},)),
+    "glue-mrpc": _known("tsv", _pairs("#1 String", "#2 String", "Quality")),
     "glue-stsb": _known(
         "tsv",
         _pairs("sentence1", "sentence2", "score"),

@@ -91,11 +91,13 @@ def read_own(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
 
 
 def _key(key: str) -> int | None:
-    """The number, from 0, of an answer key: a letter from A, or a number from 1; None if it is neither."""
+    """The number, from 0, of an answer key: a letter from A, or a number from 1; None if there is none, and -1 if it is neither."""
     key = key.strip()
     if (number := whole_number(key)) is not None:
         return number - 1
-    return ord(key.upper()) - ord("A") if len(key) == 1 and key.isalpha() else None
+    if not key:
+        return None
+    return ord(key.upper()) - ord("A") if len(key) == 1 and key.isalpha() else -1
 
 
 def _record(

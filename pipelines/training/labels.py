@@ -32,6 +32,16 @@ def is_fraction(label: str) -> bool:
     return math.isfinite(value) and not value.is_integer()
 
 
+def says_many_labels(counts: Mapping[str, Any]) -> str:
+    """A warning about labels that are taken for numbers only because there are so many; empty if there is nothing to say."""
+    if "examples" in counts or "fractions" in counts or not are_numbers(counts):
+        return ""
+    return (
+        f"its {counts['labels']:,} labels are too many to be taken for classes, so they are numbers to predict; "
+        "--task classification makes them classes"
+    )
+
+
 def training_labels(setup: Setup) -> list[str]:
     """The distinct labels of the training examples: numbers in numerical order, others in alphabetical order.
 

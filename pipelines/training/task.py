@@ -249,6 +249,11 @@ class Task(Objective, ABC):
         return {}
 
     @classmethod
+    def is_answer(cls, gold: str) -> bool:
+        """Whether a true answer is one that metrics can count; they leave out the others."""
+        return True
+
+    @classmethod
     def statistics(
         cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]
     ) -> Mapping[str, Statistic]:
@@ -263,13 +268,13 @@ class Task(Objective, ABC):
     def compare(cls, one: Table, other: Table) -> list[Compared]:
         from pipelines.metrics.comparison import compare_on_same
 
-        return compare_on_same(cls.statistics, one, other)
+        return compare_on_same(cls.statistics, one, other, cls.is_answer)
 
     @classmethod
     def compare_sets(cls, one: Table, other: Table) -> list[Compared]:
         from pipelines.metrics.comparison import compare_on_others
 
-        return compare_on_others(cls.statistics, one, other)
+        return compare_on_others(cls.statistics, one, other, cls.is_answer)
 
 
 class YesNoTask(Task):

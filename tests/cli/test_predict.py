@@ -242,16 +242,22 @@ def test_questions_have_their_choices_in_json(work: SimpleNamespace) -> None:
         said(work.store, model, ["-"], "is it?\n")
 
 
-def test_documents_are_summarised_and_divided(work: SimpleNamespace) -> None:
+def test_documents_are_summarised_and_divided(work: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     text = " ".join(f"Film number {i} is one of the long ones." for i in range(6))
     objects = [{"text": text, "summary": f"number {i} is one"} for i in range(4)]
-    model = make(work, "s.jsonl", "".join(json.dumps(o) + "\n" for o in objects), summary_column="summary")
+    lines = "".join(json.dumps(o) + "\n" for o in objects)
+    model = make(work, "s.jsonl", lines, summary_column="summary")
     (row,) = said(work.store, model, ["-"], json.dumps({"text": text}) + "\n")
     assert len(row["summary"]) == len(row["sentences"]) == len(row["scores"]) <= 3
     assert row["sentences"] == sorted(row["sentences"])
     assert all(sentence in text for sentence in row["summary"])
     (plain,) = said(work.store, model, ["-"], text)
     assert plain["summary"] == row["summary"]
+    short = make(work, "one.jsonl", lines, summary_column="summary", summary_sentences=1)
+    caplog.clear()
+    (row,) = said(work.store, short, ["-"], json.dumps({"text": text}) + "\n")
+    assert len(row["summary"]) == 1, "as many sentences as in training"
+    assert "summary" not in caplog.text, "a text without a summary is nothing to warn of"
 
     model = make(work, "t.txt", "a b\nc d\n==========\ne f\ng h\n", format="choi")
     (row,) = said(work.store, model, ["-"], "a b\nc d\ne f\n")

@@ -47,9 +47,10 @@ class Choice(Task):
     @classmethod
     def of_training(cls, setup: Setup) -> Self:
         """Raises InputError when a training example has no right choice."""
-        if missing := sum(label is None for label in setup.train.labels.tolist()):
+        examples = zip(setup.train.numbers.tolist(), setup.train.labels.tolist(), strict=True)
+        if missing := len({number for number, label in examples if label is None}):
             raise InputError(
-                f"{setup.sequences.reference}: the right choice of {counted(missing, 'training row')} is not known",
+                f"{setup.sequences.reference}: the right choice of {counted(missing, 'training question')} is not known",
                 hint="name the field of the answer: guide build-dataset --label-column NAME",
             )
         return cls()

@@ -106,20 +106,28 @@ class Regression(Task):
         }
 
     def labels_of(self, gold: str) -> dict[str, bool]:
-        return {gold: _value(gold) is not None}
+        return {gold: self.is_answer(gold)}
+
+    @classmethod
+    def is_answer(cls, gold: str) -> bool:
+        return _value(gold) is not None
 
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
-        """Pearson's correlation and the mean squared error."""
+        """Pearson's and Spearman's correlation, and the mean squared error."""
         from pipelines.metrics.comparison import mean_of
-        from pipelines.metrics.correlations import pearson
+        from pipelines.metrics.correlations import pearson, spearman
 
         x, y = (np.array([float(value) for value in values]) for values in (gold, predicted))
         error: dict[str, Statistic] = {"mse": mean_of((x - y) ** 2)}
         if len(set(gold)) == 1:
             return error
         # a draw may hold one number only
-        return {"pearson": lambda chosen: pearson(x[chosen], y[chosen]) or 0.0, **error}
+        return {
+            "pearson": lambda chosen: pearson(x[chosen], y[chosen]) or 0.0,
+            "spearman": lambda chosen: spearman(x[chosen], y[chosen]) or 0.0,
+            **error,
+        }
 
 
 def _value(label: str | None) -> float | None:

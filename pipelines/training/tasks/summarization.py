@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pipelines.engine.stage import Run
     from pipelines.metrics.comparison import Compared, Table
+    from pipelines.metrics.significance import Statistic
 
 ROUGE = ("rouge1", "rouge2", "rougeLsum")
 OF_DATA = ("_lead", "_oracle", "_oracle_seen")
@@ -195,17 +196,25 @@ class Summarization(YesNoTask):
     @classmethod
     def compare(cls, one: Table, other: Table) -> list[Compared]:
         """ROUGE of the summaries."""
-        from pipelines.metrics.comparison import compare_statistics, mean_of
+        from pipelines.metrics.comparison import compare_statistics
 
-        scores = [
-            [
-                rouge([summary.split("\n")], [reference.split("\n\n")])
-                for summary, reference in zip(table["summary"], table["reference"], strict=True)
-            ]
-            for table in (one, other)
-        ]
-        pairs = {name: tuple(mean_of([each[name] for each in own]) for own in scores) for name in ROUGE}
-        return compare_statistics(pairs, len(one["reference"]))  # type: ignore[arg-type]
+        (first, size), (second, _) = map(_rouge_of_each, (one, other))
+        return compare_statistics({name: (first[name], second[name]) for name in ROUGE}, size)
+
+    @classmethod
+    def compare_sets(cls, one: Table, other: Table) -> list[Compared]:
+        from pipelines.metrics.comparison import compare_unpaired
+
+        return compare_unpaired(_rouge_of_each(one), _rouge_of_each(other))
+
+
+def _rouge_of_each(table: Table) -> tuple[dict[str, Statistic], int]:
+    """ROUGE as functions of chosen summaries, and how many there are."""
+    from pipelines.metrics.comparison import mean_of
+
+    pairs = zip(table["summary"], table["reference"], strict=True)
+    scores = [rouge([summary.split("\n")], [reference.split("\n\n")]) for summary, reference in pairs]
+    return {name: mean_of([each[name] for each in scores]) for name in ROUGE}, len(scores)
 
 
 def rouge(summaries: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -79,24 +79,27 @@ def test_hellaswag_is_read_by_position_and_a_line_too_many_is_noticed(store: Sto
 
 
 def test_arc_has_letters_and_digits_as_keys_and_missing_choices(store: Store, tmp_path: Path) -> None:
-    text = '"Which, of these?",x,y,z,w,B\nDigits?,x,y,z,w,4\nGone?,x,y,z,w,E\nEmpty?,x,y,z,,A\nLost?,x,y,z,,4\n'
+    text = "question,a,b,c,d,answer\n"  # a first row like this is no question
+    text += '"Which, of these?",x,y,z,w,B\nDigits?,x,y,z,w,4\nGone?,x,y,z,w,E\nEmpty?,x,y,z,,A\nLost?,x,y,z,,4\n'
     made = build(store, tmp_path / "a.csv", text, format="arc")
     assert examples(made) == [
         (["Which, of these?", "x", "y", "z", "w"], "1"),
         (["Digits?", "x", "y", "z", "w"], "3"),
         (["Empty?", "x", "y", "z"], "0"),
     ]
-    assert made.counts["dropped"] == {"a question whose right choice is missing": 2}
+    assert made.counts["dropped"] == {"a question whose right choice is missing": 3}
 
 
 def test_json_lines_of_ones_own_name_the_answer_in_any_way(store: Store, tmp_path: Path) -> None:
     rows = [{"text": "t", "question": "q", "choices": ["a", "b"], "label": label} for label in (1, "1", "B", "b")] + [
-        {"text": "t", "choices": ["a", "b"], "label": None}
+        {"text": "t", "choices": ["a", "b"], "label": None},
+        {"text": "t", "choices": ["a", "b"], "label": "Berlin"},
     ]
     text = "\n".join(map(json.dumps, rows))
     made = build(store, tmp_path / "a.jsonl", text, choices_column="choices")
     assert examples(made) == [(["t", "q a", "q b"], "1")] * 4 + [(["t", "a", "b"], None)]
-    with pytest.raises(InputError, match="the right choice of 2 training rows is not known"):
+    assert made.counts["dropped"] == {"a question whose right choice is missing": 1}, "an answer that is no choice"
+    with pytest.raises(InputError, match="the right choice of 1 training question is not known"):
         train(store, made, steps=1)
     with pytest.raises(InputError, match="no field 'options'"):
         build(store, tmp_path / "b.jsonl", text, choices_column="options")

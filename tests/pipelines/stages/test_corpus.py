@@ -313,11 +313,11 @@ def test_a_split_far_from_the_fraction_asked_for_is_a_warning(store: Store, tmp_
     artifact = build(store, path, valid=0.05)
     assert {row["split"] for row in blocks(artifact)} == {"train"}
     assert artifact.manifest["warnings"] == [
-        "valid has 0 sentences of 2, 0.0%; 5 % was asked for: the text has only 2 sentences"
+        "valid has 0 sentences of 2, 0.0% instead of 5%: the text has only 2 sentences"
     ]
     many = write(tmp_path / "in", {f"{n}.txt": f"Text {n}.\n" * (1 if n else 5000) for n in range(40)})
     (warning,) = build(store, many, valid=0.05).manifest["warnings"]
-    assert "5 % was asked for: a document is never divided; --documents paragraph or line" in warning
+    assert "instead of 5%: a document is never divided; --documents paragraph or line" in warning
 
 
 def test_the_size_of_every_split_is_told(guide: Callable[..., Any], tmp_path: Path) -> None:

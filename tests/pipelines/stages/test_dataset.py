@@ -23,6 +23,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.storage.tables import TREES
+from pipelines.training.labels import are_numbers, says_many_labels
 from tests.shared import shared
 
 ROWS = [
@@ -182,7 +183,31 @@ def test_a_fraction_is_one_of_the_training_examples_and_not_of_those_in_a_file_f
     assert 10 <= valid <= 30 and not made.manifest["warnings"], "a fifth of 100; it is less than a tenth of 300"
     few = make(store, train, test=test, valid_fraction=0.01)
     (warning,) = few.manifest["warnings"]
-    assert warning.startswith("valid has 0 examples of 100, 0.0%; 1 % was asked for")
+    assert warning.startswith("valid has 0 examples of 100, 0.0% instead of 1%")
+
+
+def test_a_setting_that_these_files_do_not_have_is_a_warning(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(store, write(tmp_path / "a.tsv", as_tsv(ROWS)), text_column="first", drop_shared=True, min_summary_words=3)
+    told = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert told == [
+        "--drop-shared has no effect: it is for segments, and these files have examples",
+        "--min-summary-words has no effect: it is for summaries, and these files have examples",
+    ]
+
+
+def test_many_labels_are_numbers_and_a_fraction_among_them_says_so(store: Store, tmp_path: Path) -> None:
+    whole, fractions = (
+        make(
+            store,
+            write(tmp_path / f"{step}.tsv", "label\ttext\n" + "".join(f"{n * step}\tText {n}\n" for n in range(120))),
+        )
+        for step in (1, 0.5)
+    )
+    assert are_numbers(whole.counts) and are_numbers(fractions.counts)
+    assert "its 120 labels are too many to be taken for classes" in says_many_labels(whole.counts)
+    assert not says_many_labels(fractions.counts)
 
 
 def test_without_a_validation_file_a_twentieth_of_the_training_examples_is_taken(store: Store, tmp_path: Path) -> None:

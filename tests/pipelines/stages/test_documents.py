@@ -210,6 +210,7 @@ def test_test_documents_that_share_a_sentence_with_training_are_counted_or_dropp
     clean = make(store, train, test=folder, format="choi", drop_shared=True)
     assert column(clean, "id") == ["train/train.ref", "test/b.ref"]
     assert clean.counts["dropped"] == {"test documents that share a sentence with training": 1}
+    assert clean.counts["sharing_test_documents"] == 0, "no evaluation is contaminated"
 
 
 def test_new_settings_do_not_change_old_recipes() -> None:

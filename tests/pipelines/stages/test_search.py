@@ -179,6 +179,15 @@ def test_settings_cannot_be_compared_without_validation(tmp_path: Path, store: S
     assert made.counts["metrics"] == {}
 
 
+def test_the_last_weights_are_chosen_by_the_metric_that_selects_and_not_by_one_that_begins_alike(
+    store: Store, data: Artifact
+) -> None:
+    _, rows = searched(store, data, grid=["learning-rate=1e-3,1e-2"], select="f1", weights="last")
+    for row in rows:
+        final = store.load(f"model/{row['model']}").counts["final"]
+        assert row["valid"] == final["eval/classification/f1"] != final["eval/classification/f1_macro"]
+
+
 def test_the_metrics_of_several_best_weights_are_averaged(store: Store, data: Artifact) -> None:
     made, (row,) = searched(store, data, keep_best=2, evaluate_every=2, epochs=2)
     single = [

@@ -112,6 +112,10 @@ HAND: dict[str, tuple[str, list[tuple[str | None, ...]]]] = {
         "index\tgenre\tsentence1\tsentence2\tscore\n0\tx\tA b.\tC d.\t2.5\n",
         [("A b.", "C d.", "2.5")],
     ),
+    "glue-mrpc": (
+        "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t7\t8\tA b.\tC d.\n1\t9\t5\tE.\tF.\n",
+        [("A b.", "C d.", None), ("E.", "F.", None)],
+    ),
     "glue-mnli": (
         "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tA\tB\tneutral\tneutral\n1\tC\tD\tneutral\t-\n",
         [("A", "B", "neutral")],
@@ -151,8 +155,10 @@ def test_layouts_by_hand(name: str, tmp_path: Path) -> None:
     content, wanted = HAND[name]
     path = tmp_path / "file"
     path.write_text(content)
-    records, _ = read(path, name, "test" if name == "glue-cola" else "train")
+    records, _ = read(path, name, "test" if name in ("glue-cola", "glue-mrpc") else "train")
     assert [(record.text, record.pair, record.label) for record in records] == wanted
+    if content.startswith("index\t"):
+        assert [record.id for record in records] == [str(number) for number in range(len(records))]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_accuracies_by_mcnemar_and_macro_f1_as_scikit_learn_has_it(tmp_path: Pat
     for metric, score in (
         ("accuracy", sklearn.metrics.accuracy_score),
         ("f1_macro", lambda g, p: sklearn.metrics.f1_score(g, p, average="macro")),
+        ("matthews", sklearn.metrics.matthews_corrcoef),
     ):
         assert found[metric].first == pytest.approx(score(gold, first))
         assert found[metric].second == pytest.approx(score(gold, second))
@@ -64,6 +65,14 @@ def test_accuracies_by_mcnemar_and_macro_f1_as_scikit_learn_has_it(tmp_path: Pat
     assert found["accuracy"].difference.p == stats.binomtest(better, better + worse).pvalue
     assert found["f1_macro"].difference.low > 0 and found["f1_macro"].difference.p < 0.01
     assert all(tested.corrected >= tested.difference.p for tested in found.values())
+
+
+def test_of_two_classes_the_f1_of_the_last_one_is_compared(tmp_path: Path) -> None:
+    gold, first, second = (["no", "yes", "yes", "no"], ["yes", "yes", "no", "no"], ["no", "yes", "yes", "yes"])
+    found = compare(tmp_path, "classification", labelled(first, gold), labelled(second, gold))  # type: ignore[arg-type]
+    assert (found["f1 of yes"].first, found["f1 of yes"].second) == (0.5, pytest.approx(0.8))
+    same = labelled(["no"] * 4, gold)  # type: ignore[arg-type]
+    assert compare(tmp_path, "classification", same, same)["matthews"].first == 0
 
 
 def test_a_model_is_no_better_than_itself(tmp_path: Path) -> None:
@@ -83,6 +92,11 @@ def test_correlations_and_entities_are_those_of_the_whole(tmp_path: Path) -> Non
     )
     assert found["pearson"].second == pytest.approx(np.corrcoef(gold, guesses[1])[0, 1])
     assert found["mse"].difference.effect < 0 and found["pearson"].difference.p < 0.05
+    assert found["spearman"].second == pytest.approx(stats.spearmanr(gold, guesses[1]).statistic)
+    known = labelled([repr(g) for g in [*guesses[0], 1.0]], [*map(repr, gold.tolist()), "n/a"])
+    assert compare(tmp_path, "regression", known, known)["mse"].difference.n == 40, (
+        "a label that is no number is left out"
+    )
     tags = ["B-PER I-PER O", "O B-LOC"] * 10
     found = compare(tmp_path, "tagging", labelled(["B-PER O O", "O B-LOC"] * 10, tags), labelled(tags, tags))  # type: ignore[arg-type]
     assert (found["f1"].first, found["f1"].second) == (0.5, 1.0)
@@ -143,6 +157,7 @@ def test_one_model_drops_from_clean_to_adversarial_examples(tmp_path: Path) -> N
     drop = compare_evaluations(made, ["clean", "hard"])[0]
     assert (drop.metric, drop.first, drop.second) == ("accuracy", 0.9, 0.5)
     assert drop.difference.effect == pytest.approx(-0.4) and drop.difference.p < 0.01
+    assert drop.difference.n == 140, "the examples of both sets"
     spread = (0.9 * 0.1 / 100 + 0.5 * 0.5 / 40) ** 0.5
     assert drop.difference.low == pytest.approx(-0.4 - 1.96 * spread, abs=0.04)
     assert drop.difference.high == pytest.approx(-0.4 + 1.96 * spread, abs=0.04)
@@ -158,6 +173,12 @@ def test_one_model_drops_from_clean_to_adversarial_examples(tmp_path: Path) -> N
     ]
     found = {tested.metric: tested for tested in compare_evaluations(numbers, ["clean", "hard"])}
     assert found["mse"].first == pytest.approx(0.25 / 3) == found["mse"].second
+    summaries = [
+        evaluation(tmp_path, "summarization", {"id": ids, "summary": ["a cat"] * len(ids), "reference": gold}, "model")
+        for ids, gold in ((["1", "2"], ["a cat", "a dog"]), (["3"], ["two birds"]))
+    ]
+    found = {tested.metric: tested for tested in compare_evaluations(summaries, ["clean", "hard"])}
+    assert (found["rouge1"].first, found["rouge1"].second) == (pytest.approx(0.75), 0.0)
 
 
 def test_evaluations_are_called_by_their_names_or_those_of_their_models(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import torch
 from benchmarks import goals, pages, steering
 from benchmarks.finetuning import __main__ as finetuning_page
 from benchmarks.finetuning import runs as finetuning
+from benchmarks.finetuning.data import first_of
 from benchmarks.finetuning.tables import TABLES
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import claims, parts
@@ -32,6 +33,7 @@ from benchmarks.trial.page import report
 from benchmarks.trial.training import read
 from benchmarks.trial.uses import Use
 from pipelines.report.blocks import as_markdown
+from pipelines.stages import dataset
 from pipelines.storage.store import Store
 from tests.shared import shared
 
@@ -165,6 +167,47 @@ def test_the_pages_of_comparisons_by_fine_tuning_are_those_of_their_figures() ->
             rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
             page = path.with_suffix(".md").read_text(encoding="utf-8")
             assert finetuning_page.as_markdown(table, rows) in page, path.name
+
+
+def test_the_beginning_of_a_file_is_as_many_units_long_as_asked_for() -> None:
+    assert first_of(b"a\nb\nc\n", 2, "lines") == b"a\nb\n"
+    assert first_of(b"a O\nb O\n\nc O\n \nd O\n", 2, "sentences") == b"a O\nb O\n\nc O\n\n"
+    assert json.loads(first_of(b'{"0": {"a": 1}, "1": {"a": 2}, "2": {"a": 3}}', 2, "pairs")) == {
+        "0": {"a": 1},
+        "1": {"a": 2},
+    }
+
+
+def test_models_of_a_table_are_measured_on_other_datasets_too(text: Path, store: Store, tmp_path: Path) -> None:
+    lines = [f"{k % 2} {('who', 'where')[k % 2]} is {k}\n" for k in range(40)]
+    places = [tmp_path / f"{name}.txt" for name in ("train", "test", "turned")]
+    for path, own in zip(
+        places, (lines, lines[:7], [f"{1 - int(line[0])}{line[1:]}" for line in lines[:7]]), strict=True
+    ):
+        path.write_text("".join(own), encoding="utf-8")
+    train, test, turned = map(str, places)
+    settings = dataset.Config(format="label-text", valid_fraction=0.1)
+    data = finetuning.Data(
+        lambda s: dataset.run({"train": [train], "test": [test]}, settings, store=s).reference,
+        "accuracy",
+        also={
+            "turned": lambda s: dataset.run({"test": [turned]}, dataset.Config(format="label-text"), store=s).reference
+        },
+        maybe_seen=True,
+    )
+    new = {"layers": 1, "hidden": 16, "heads": 2, "epochs": 1, "batch_size": 8}
+    table = finetuning.Table(
+        "T", {"plain": {}, "masks": {"plan": "preset:random-mask"}}, {"A": data}, (0.1,), new, seeds=2
+    )
+    rows = [finetuning.figures_of(table, label, "A", store) for label in table.rows]
+    for row in rows:
+        assert len(row["runs"]) == 2
+        assert row["also"] == {"turned": pytest.approx([1 - score for score in row["runs"]])}
+    page = finetuning_page.as_markdown(table, rows)
+    lines = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith(("| A", "| turned"))]
+    labels = [["| A\\*"], ["| turned\\*, models of A"]]
+    assert lines == [[*name, label] for name in labels for label in ("plain", "masks")]
+    assert page.endswith("may have been trained on these texts.")
 
 
 def test_a_row_of_a_benchmark_is_measured_once_and_not_taken_for_one_of_other_settings(tmp_path: Path) -> None:

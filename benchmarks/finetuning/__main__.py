@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import benchmarks.finetuning
 from benchmarks import pages
@@ -13,30 +13,46 @@ from benchmarks.pages import TESTED, Row, cell, cells_of_tests
 from pipelines.storage.store import Store
 from pipelines.views.comparison_tables import MISSING
 
+NOTE = (
+    "Corrected: by Holm's method over the rows of a data set.  *Could have been found*: the true gain that so many seeds show "
+    "with a probability of 0.8 at a level of 0.05 divided by the number of rows, if gains vary over seeds as they did here."
+)
+SEEN = "\\*: the published model may have been trained on these texts."
+
 
 def as_markdown(table: Table, rows: Sequence[Row]) -> str:
     """One line for each row and data set: mean and deviation, and a paired test against the first row of the table."""
-    lines = []
-    for name in table.data:
+    lines, notes = [], [NOTE]
+    for name, data in table.data.items():
         own = {row["label"]: row for row in rows if row["data"] == name}
-        base = own.get(next(iter(table.rows)))
-        gains = {
-            label: [b - a for a, b in zip(base["runs"], row["runs"], strict=True)]
-            for label, row in own.items()
-            if base is not None and row is not base
-        }
-        tested = cells_of_tests(gains)
-        for label, row in own.items():
-            runs = f"{len(row['runs'])} seeds"
-            cells = [cell(row["runs"]), *tested.get(label, [MISSING] * len(TESTED))]
-            rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row["rates"]))
-            lines.append([name, label, row["metric"], runs, *cells, rates])
-    note = (
-        "Corrected: by Holm's method over the rows of a data set.  *Could have been found*: the true gain that so many seeds show "
-        "with a probability of 0.8 at a level of 0.05 divided by the number of rows, if gains vary over seeds as they did here."
-    )
+        mark = "\\*" if data.maybe_seen else ""
+        lines += lines_of(table, name + mark, own, {label: row["runs"] for label, row in own.items()})
+        for other in data.also:
+            scores = {label: row["also"][other] for label, row in own.items()}
+            lines += lines_of(table, f"{other}{mark}, models of {name}", own, scores)
+        if mark and own and SEEN not in notes:
+            notes.append(SEEN)
     titles = ["data", "row", "metric", "runs", "mean", *TESTED, "rates"]
-    return f"{pages.table(titles, lines)}\n\n{note}"
+    return "\n\n".join([pages.table(titles, lines), *notes])
+
+
+def lines_of(
+    table: Table, name: str, rows: Mapping[str, Row], scores: Mapping[str, Sequence[float]]
+) -> list[list[str]]:
+    """The lines of one data set; rows and the scores of their runs by label."""
+    first = next(iter(table.rows))
+    gains = {
+        label: [b - a for a, b in zip(scores[first], values, strict=True)]
+        for label, values in scores.items()
+        if first in scores and label != first
+    }
+    tested = cells_of_tests(gains)
+    lines = []
+    for label, row in rows.items():
+        cells = [cell(scores[label]), *tested.get(label, [MISSING] * len(TESTED))]
+        rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row["rates"]))
+        lines.append([name, label, row["metric"], f"{len(scores[label])} seeds", *cells, rates])
+    return lines
 
 
 def main() -> None:

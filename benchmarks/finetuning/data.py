@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
 import re
 from collections import Counter
@@ -21,26 +23,38 @@ SHAPE: dict[str, Any] = {"architecture": "modernbert", "layers": 8, "hidden": 12
 
 
 def files(
-    store: Store, train: str | Sequence[str], test: str = "", lines: int = 0, sentences: int = 0, **settings: Any
+    store: Store, train: str | Sequence[str] = "", test: str = "", take: int = 0, unit: str = "lines", **settings: Any
 ) -> str:
     """A dataset of files below the shared data.
 
     Args:
         train: a file or folder, or several.
-        lines: how many lines of the training file to take, from the first one on; 0 for all.
-        sentences: how many sentences of a training file in CoNLL columns to take; 0 for all.
+        take: how many units of the only training file to take, from the first one on; 0 for all.
+        unit: ``lines``, ``sentences`` in CoNLL columns, or ``pairs`` of a JSON object.
     """
-    sources = [shared(f"data/{one}") for one in ([train] if isinstance(train, str) else train)]
-    if lines or sentences:
+    sources = [shared(f"data/{one}") for one in ([train] if isinstance(train, str) else train) if one]
+    if take:
         (source,) = sources
-        part = store.root / "slices" / source.parent.name / f"{source.name}-{lines or sentences}"
+        part = store.root / "slices" / source.parent.name / f"{source.name.removesuffix('.gz')}-{take}"
         part.parent.mkdir(parents=True, exist_ok=True)
-        first, between = (lines, b"\n") if lines else (sentences, b"\n\n")
-        units = re.split(rb"\n\s*\n" if sentences else b"\n", source.read_bytes())
-        part.write_bytes(between.join(units[:first]) + between)
+        content = source.read_bytes()
+        part.write_bytes(first_of(gzip.decompress(content) if source.suffix == ".gz" else content, take, unit))
         sources = [part]
-    given = {"train": [str(source) for source in sources]} | ({"test": [str(shared(f"data/{test}"))]} if test else {})
-    return dataset.run(given, dataset.Config(**{"valid_fraction": 0.1} | settings), store=store).reference
+    given = {"train": sources} | ({"test": [shared(f"data/{test}")]} if test else {})
+    named = {split: [str(path) for path in paths] for split, paths in given.items() if paths}
+    fractions = {"valid_fraction": 0.1} if sources else {}
+    return dataset.run(named, dataset.Config(**fractions | settings), store=store).reference
+
+
+def first_of(content: bytes, count: int, unit: str) -> bytes:
+    """The beginning of a file, as many units long; see `files`."""
+    if unit == "pairs":
+        return json.dumps(dict(itertools.islice(json.loads(content).items(), count))).encode()
+    between, parts = {
+        "lines": (b"\n", content.split(b"\n")),
+        "sentences": (b"\n\n", re.split(rb"\n\s*\n", content)),
+    }[unit]
+    return between.join(parts[:count]) + between
 
 
 def starter(store: Store) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.finetuning.data import about_starter, most_frequent, plan_file, starter
 from guidance.plan import Plan
-from pipelines.stages import discover_accept, discover_score, search
+from pipelines.stages import discover_accept, discover_score, evaluate, search
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
@@ -28,11 +29,15 @@ class Data:
         build: makes the dataset and gives its reference.
         metric: of the test split.
         settings: of all rows on this data.
+        also: makes other datasets on which the same models are measured, by name.
+        maybe_seen: whether the published model may have been trained on these texts.
     """
 
     build: Callable[[Store], str]
     metric: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    also: Mapping[str, Callable[[Store], str]] = field(default_factory=dict)
+    maybe_seen: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ class Found:
     """A plan from patterns that heads of a fine-tuned model were found to look at; see `guide discover`.
 
     Attributes:
-        data: the data set of the table on whose validation split they are looked for, in a plain model of its first seed.
+        data: the data set of the table on whose validation split they are looked for, in a plain model of the seed that rows are
+            tuned with.
         pal: into heads that are added, instead of the model's own.
         wrong: put as many patterns in their place that no head was found to look at: the token 7, 8, ... places ahead.
     """
@@ -82,7 +88,8 @@ class Found:
         """The artifact that says which patterns stand out."""
         data = table.data[self.data]
         reference = data.build(store)
-        first = searched(reference, settings_of(table, data, {}, store), store, grid=grid_of(table.rates))
+        seed = {} if table.tuning_seed is None else {"seed": table.tuning_seed}
+        first = searched(reference, settings_of(table, data, {}, store) | seed, store, grid=grid_of(table.rates))
         (run,) = chosen_runs(first)
         return discover_score.run(
             f"model/{run['model']}", reference, discover_score.Config(limit=200), store=store
@@ -159,6 +166,10 @@ def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, A
     else:
         runs = tuned_runs(reference, settings, table.rates, table.seeds, store)
     models = [store.load(f"model/{run['model']}") for run in runs]
+    also = {
+        other: [measured(model, build(store), data.metric, store) for model in models]
+        for other, build in data.also.items()
+    }
     return {
         "label": label,
         "data": name,
@@ -169,7 +180,15 @@ def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, A
         "valid": [run["valid"] for run in runs],
         "rates": [model.manifest["config"]["learning_rate"] for model in models],
         "steps": [model.counts["steps"] for model in models],
+        **({"also": also} if also else {}),
     }
+
+
+def measured(model: Artifact, reference: str, metric: str, store: Store) -> float:
+    """A model's score on the test split of another dataset than its own."""
+    scores = evaluate.run(model.reference, reference, evaluate.Config(weights="best"), store=store).artifact
+    found: float = json.loads(scores.read("metrics.json"))["metrics"][metric]
+    return found
 
 
 def settings_digest(table: Table, label: str, name: str) -> str:

@@ -73,11 +73,13 @@ class Found:
     wrong: bool = False
 
     def plan(self, table: Table, store: Store) -> Plan:
-        """The plan; empty if no head stands out."""
+        """The plan.  Raises SystemExit if no head stands out."""
         found = self.scored(table, store)
         names = found.counts["proposed"]
         if not names:
-            return Plan()
+            raise SystemExit(
+                f"{self.data}: no head of the fine-tuned model stands out, so there are no patterns to put into another"
+            )
         if self.wrong:
             names = [f"distance == {7 + place}" for place in range(len(names))]
         settings = discover_accept.Config(patterns=names, pal=self.pal)

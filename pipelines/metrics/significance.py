@@ -39,15 +39,19 @@ class Difference:
     n: int
 
 
-def paired_t(differences: Sequence[float], *, shared_folds: bool = False, confidence: float = 0.95) -> Difference:
+def paired_t(
+    differences: Sequence[float], *, shared_folds: bool = False, held_out: float = 0.0, confidence: float = 0.95
+) -> Difference:
     """Student's paired t-test over seeds, or its correction for the folds of one cross-validation.
 
     The training parts of k folds overlap, so their scores are not independent: the variance of the mean is taken as
-    s² (1/k + 1/(k-1)) instead of s²/k.
+    s² (1/k + r) instead of s²/k, where r is the ratio of test examples to training examples, 1/((k-1)(1-h)) if a share h of the
+    other folds is for validation.
 
     Args:
         differences: one for each seed or fold.
         shared_folds: they are the k folds of one cross-validation.
+        held_out: the share h.
     """
     from scipy import stats
 
@@ -57,7 +61,7 @@ def paired_t(differences: Sequence[float], *, shared_folds: bool = False, confid
     name = "corrected paired t-test" if shared_folds else "paired t-test"
     if n < 2 or (effect and np.ptp(values) == 0):  # equal differences leave nothing to estimate chance from
         return Difference(name, effect, float("nan"), float("nan"), float("nan"), n)
-    share = 1 / n + (1 / (n - 1) if shared_folds else 0)
+    share = 1 / n + (1 / ((n - 1) * (1 - held_out)) if shared_folds else 0)
     error = float(values.std(ddof=1)) * share**0.5
     reach = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * error
     p = float(effect == 0)

@@ -25,6 +25,9 @@ from pipelines.text.corpus_files import SPLITS, block_schema, document_schema, f
 
 TRAIN, VALID, TEST = range(len(SPLITS))
 
+VALID_FRACTION = 0.1
+"""The share of the other folds that is for validation, unless a command says otherwise."""
+
 
 class Config(stage.Config):
     """Which fold of how many."""
@@ -32,7 +35,7 @@ class Config(stage.Config):
     folds: int = Field(10, ge=2, le=1000, description="Number of folds.")
     fold: int = Field(0, ge=0, description="The fold that becomes the test split, from 0.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the hash that assigns examples to folds.")
-    valid_fraction: float = Field(0.1, ge=0, lt=1, description="Fraction of the other folds for validation.")
+    valid_fraction: float = Field(VALID_FRACTION, ge=0, lt=1, description="Fraction of the other folds for validation.")
 
     @model_validator(mode="after")
     def _check(self) -> Config:

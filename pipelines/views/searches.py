@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from guidance.errors import InputError
 from pipelines.metrics.significance import paired_t
+from pipelines.stages.folds import VALID_FRACTION
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.training.plan_inputs import inputs_of
@@ -183,7 +184,7 @@ def _tests(first: str, other: str, baseline: Runs, runs: Runs, condition: str) -
             continue
         before, after = (_by_fold_or_seed(side, metric, shared_folds) for side in (baseline, runs))
         differences = [b - a for a, b in zip(before, after, strict=True)]
-        difference = paired_t(differences, shared_folds=shared_folds)
+        difference = paired_t(differences, shared_folds=shared_folds, held_out=VALID_FRACTION)
         means = statistics.fmean(before), statistics.fmean(after)
         yield Tested(first, other, metric + condition, *means, difference, unit="folds" if shared_folds else "seeds")
 

@@ -27,6 +27,9 @@ def test_folds_widen_the_interval_by_the_correction() -> None:
     # 1/4 becomes 1/4 + 1/3
     assert (folds.high - folds.low) / (plain.high - plain.low) == pytest.approx((7 / 12 / (1 / 4)) ** 0.5)
     assert folds.p > plain.p
+    # of the three other folds a fifth is for validation: 1/4 + 1/2.4
+    held = paired_t(DIFFERENCES, shared_folds=True, held_out=0.2)
+    assert (held.high - held.low) / (plain.high - plain.low) == pytest.approx((8 / 12 / (1 / 4)) ** 0.5)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ class BatchGuidance:
         return self.guided.attack_alpha(step, total_steps) * moved + self.penalty()
 
     def _sentence_output(self, output: Any) -> Tensor:
-        """What stands for whole examples in pre-training, (B, D): see `GuidedModel.sentence`."""
+        """What stands for whole examples in pre-training, that of their first tokens, (B, D): see `GuidedModel.sentence`."""
         if self.guided.sentence == "head":
             states = output if isinstance(output, Tensor) else output.logits
         elif hidden := getattr(output, "hidden_states", None):
@@ -261,8 +261,11 @@ class BatchGuidance:
                 "the plan compares hidden states (sentence = 'hidden'), and the outputs have none",
                 hint='give what the model returned for output_hidden_states=True, or write sentence = "head" in the plan',
             )
-        first: Tensor = states[:, 0]
-        return first
+        some_B = self._valid.any(-1).nonzero()[:, 0]
+        first_B = self._valid[some_B].int().argmax(-1)
+        if self.documents is not None and self.documents.is_packed(states):
+            return states[0, self.documents.at(some_B * self._valid.shape[1] + first_B)]
+        return states[some_B, first_B]
 
     def penalty(self) -> Tensor:
         """What the adversary pays for the units that it leaves on: summed over layers, averaged over the examples.

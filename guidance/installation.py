@@ -215,6 +215,7 @@ class Handle(GuidedModel):
             added = ProjectedAttention(pal, _width(module))
             self._attach(module, "pal", added)
             self.sites[added] = added.guide_sites = sites
+            self._undo.append(partial(self.sites.pop, added))
             # in a tuple, so that it does not count as a second child module, and is copied with the model
             self._mark(joined, "guide_pal", (added,))
             if is_after:
@@ -345,6 +346,9 @@ class _EveryKey(BatchGuidance):
 
     def predicate(self, number: int, site: Site, scope: AttentionScope) -> Predicate:
         return Pairs(scope.allowed_BQK, torch.ones_like(scope.allowed_BQK[:, 0]))
+
+    def _count(self, number: int, matches: Tensor) -> None:
+        """Nothing: these matches say nothing of a batch that the model is given."""
 
 
 def _carry(model: PreTrainedModel) -> None:

@@ -98,7 +98,8 @@ def logit_loss(
     Args:
         scores: (B, heads, T, T) of one layer, before softmax and mask.
         mispredicted: (B, T) bool, where predictions were wrong.
-        spec, ids, mask, tokenizer, tables, columns: see `pattern`.
+        spec, ids, mask, tokenizer, tables, columns: see `pattern`.  With ``predicted``, the ids as the generator filled them in,
+            the pattern is that of these.
         options: of the mechanism; ``rows`` and ``head_reduction`` concern divisions that are not made here.
 
     Raises:
@@ -110,7 +111,7 @@ def logit_loss(
     _check_shape("scores", scores, ids)
     mechanism = LogitLoss(**read_options(LogitLoss, options or {}, "logit_loss"))
     rows = Rows.of(tokens)
-    weights_BRK = rows.weights_BRK(read_pattern(spec).on(tokens))
+    weights_BRK = rows.weights_BRK(read_pattern(spec).on(mechanism.seen(tokens)))
     # queries are the rows of the scores, keys the unit vectors
     unit = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
     return row_losses(scores, unit.expand_as(scores), 1.0, rows.places_BR, weights_BRK, mechanism, tokens.valid_BT)

@@ -38,11 +38,11 @@ class Prompt:
             InputError: a ``<<`` or ``>>`` has no other end, or one of ``marks`` is not in the text.
         """
         hint = r"<<the part that is marked>>; \<< is a sign of the text itself"
-        parts = re.split(r"(?<!\\)(<<|>>)", text)
+        parts = re.split(r"(\\<<|\\>>|<<|>>)", text)
         bare, spans, start = "", list[Span](), -1
         for part in parts:
             if part not in ("<<", ">>"):
-                bare += re.sub(r"\\(<<|>>)", r"\1", part)
+                bare += part[1:] if part in (r"\<<", r"\>>") else part
             elif (part == "<<") != (start < 0):
                 raise InputError(f"{part} without its other end: {text[:80]!r}", hint=hint)
             elif part == "<<":

@@ -136,7 +136,8 @@ class SitePlan:
         factors = [1.0] * self.num_heads
         for assignment in self.assignments:
             for head in assignment.heads:
-                factors[head] *= assignment.mechanism.query_factor(self.num_heads)
+                # several masks of a head scale its queries once, as their conjunction does
+                factors[head] = min(factors[head], assignment.mechanism.query_factor(self.num_heads))
         return tuple(factors) if any(factor != 1.0 for factor in factors) else ()
 
 

@@ -141,6 +141,7 @@ class GuidedTrainer(Trainer):
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """The micro-batches of one step; what its losses are divided by is counted on the way."""
         samples, number = super().get_batch_samples(*args, **kwargs)
+        self._advance()
         if not self._parts:
             self._parts_since = self.state.global_step
         counts = [self._counts(sample) for sample in samples]
@@ -203,7 +204,7 @@ class GuidedTrainer(Trainer):
         else:
             is_number = clean.dim() == 1 or clean.shape[-1] == 1 or (labels is not None and labels.is_floating_point())
             form: Form = "regression" if is_number else "classification"
-            divergence_part = self._share(divergence(clean, attacked, form) * len(clean), examples)
+            divergence_part = self._share(divergence(clean, attacked, form) * len(clean), self._totals["rows"])
         penalty = self._share(attack.penalties_B().sum(), examples)
         self._note("adversary/divergence", divergence_part)
         self._note("adversary/penalty", penalty)
@@ -227,15 +228,19 @@ class GuidedTrainer(Trainer):
         return model.get_output_embeddings() is not None and stack_of_inputs(sites) == "decoder"
 
     def _task_counts(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The denominators of a batch: its labels that count, and its examples that are not only padding."""
-        mask, labels = inputs.get("attention_mask"), inputs.get("labels")
-        size = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
-        examples = torch.tensor(float(size)) if mask is None else mask.bool().any(-1).sum().float()
-        if labels is None:
-            return {"labels": examples, "examples": examples}
-        if self._predicts_next:
-            labels = labels[:, 1:]
-        return {"labels": labels.ne(-100).sum().float(), "examples": examples}
+        """The denominators of a batch: its labels that count, its rows, and the examples that guides see, which are not only padding.
+        With multiple choice, (B, choices, T), these are the choices of all rows."""
+        ids, mask, labels = (inputs.get(name) for name in ("input_ids", "attention_mask", "labels"))
+        if mask is not None:
+            filled = mask.bool().any(-1)
+        else:
+            first = next(value for value in inputs.values() if isinstance(value, Tensor))
+            filled = torch.ones(first.shape[:1] if ids is None else ids.shape[:-1], dtype=torch.bool)
+        rows, examples = filled.reshape(len(filled), -1).any(-1).sum().float(), filled.sum().float()
+        counts = {"labels": rows, "rows": rows, "examples": examples}
+        if labels is not None:
+            counts["labels"] = (labels[:, 1:] if self._predicts_next else labels).ne(-100).sum().float()
+        return counts
 
     def _batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """What `Handle.guide` takes of the inputs, out of which the features that only patterns read are taken."""
@@ -245,6 +250,8 @@ class GuidedTrainer(Trainer):
             columns = {**_original(model, inputs), **columns}
         elif "decoder_input_ids" not in inputs and "labels" in inputs:
             inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])
+            # the model needs no mask, since no token sees padding behind it, but guides must not take padding for text
+            columns.setdefault("decoder_attention_mask", _up_to_last(inputs["labels"].ne(-100)))
         return {name: inputs[name] for name in INPUTS if name in inputs} | columns
 
     def _guidance(self, batch: Mapping[str, Any]) -> BatchGuidance:
@@ -334,6 +341,13 @@ def _check(plan: Plan, args: TrainingArguments, options: Mapping[str, Any]) -> N
         raise InputError("a plan is installed in one model; model_init makes many", hint="give model=")
     if args.deepspeed or args.fsdp:
         raise InputError("guides are not carried through DeepSpeed or FSDP", hint="torchrun without them uses DDP")
+
+
+def _up_to_last(known_BT: Tensor) -> Tensor:
+    """A mask of the tokens up to the last known one of each row, (B, T); at least the first one."""
+    mask_BT = known_BT.flip(-1).cummax(-1).values.flip(-1)
+    mask_BT[:, 0] = True
+    return mask_BT.long()
 
 
 def _original(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -736,6 +736,31 @@ def test_hidden_states_that_are_not_there_are_asked_for() -> None:
     assert attack.adversarial_loss(clean, attacked, "pretraining") > attack.penalty()
 
 
+def test_the_state_of_an_example_is_that_of_its_first_token_wherever_padding_stands() -> None:
+    plan = (Guide("", "random_mask", kind="magnitude", proportion=0.5),)
+    model, handle = prepared("modernbert", plan)
+    right = batch((7, 4, 5))
+    lengths = right["attention_mask"].sum(1).tolist()
+    left = {
+        name: torch.stack([row.roll(len(row) - n) for row, n in zip(rows, lengths, strict=True)])
+        for name, rows in right.items()
+    }
+
+    def of_examples(guided: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        clean = model(**inputs, guidance=guided, output_hidden_states=True)
+        attack = guided.attack()
+        attacked = model(**inputs, guidance=attack, output_hidden_states=True)
+        return attack.adversarial_loss(clean, attacked, "pretraining") - attack.adversarial_loss(
+            clean.logits, attacked.logits, "token"
+        )
+
+    expected = of_examples(handle.guide(**right), right)
+    assert expected > 0
+    torch.testing.assert_close(of_examples(handle.guide(**left), left), expected)
+    guided = handle.guide(**right)
+    torch.testing.assert_close(of_examples(guided, guided.packed()), expected)
+
+
 def test_reading_the_penalty_before_the_second_pass_is_refused() -> None:
     model = tiny_model("bert")
     handle = install(model, Plan((adversary(),)))

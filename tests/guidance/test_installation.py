@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import BertForMaskedLM
 
 import guidance
-from guidance.errors import InputError
+from guidance.errors import GuidanceHadNoEffect, InputError
 from guidance.guide import Guide
 from guidance.installation import install
-from guidance.plan import Plan
+from guidance.plan import Pal, Plan
 from tests.guidance.models import batch, tiny_config, tiny_model
 
 FIRST = Plan((Guide("first", "fix"),))
@@ -85,3 +86,33 @@ def test_weights_of_the_callers_are_finite_and_not_negative(wrong: float) -> Non
     weights[1, 2, 3] = wrong
     with pytest.raises(InputError, match="finite numbers >= 0"):
         handle.model(**inputs, guidance=handle.guide(**inputs, weight_matrix=weights))
+
+
+def test_a_plan_that_replaces_all_heads_has_matched_nothing_before_its_first_batch() -> None:
+    model, inputs = tiny_model("bert"), batch()
+    handle = install(model, Plan((Guide("marked", "fix"),)))
+    assert not any(handle.matches().values())
+    nothing = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+    model(**inputs, **handle.at_inference(**inputs, marked=nothing))
+    with pytest.raises(GuidanceHadNoEffect):
+        handle.check_matches()
+
+
+def test_two_masks_of_a_head_scale_its_queries_as_their_conjunction_does() -> None:
+    wide: dict[str, Any] = {"name": "window", "size": 5}
+    both = Guide({"and": ["window", wide]}, "mask", heads=(0,), scale="d_model")
+    each = [Guide(pattern, "mask", heads=(0,), scale="d_model") for pattern in ("window", wide)]
+    outputs = []
+    for guides in ((both,), tuple(each)):
+        model = tiny_model("bert")
+        install(model, Plan(guides))
+        outputs.append(model(**batch()).logits)
+    assert torch.equal(*outputs)
+
+
+def test_a_plan_with_added_heads_is_installed_again() -> None:
+    model = tiny_model("bert")
+    handle = install(model, Plan((Guide("next", "fix", heads=("pal:0",)),), Pal(width=8)))
+    handle.remove()
+    handle.install()
+    assert model(**batch()).logits.isfinite().all() and handle.is_installed

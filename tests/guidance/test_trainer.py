@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BartConfig, BartForConditionalGeneration, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForMultipleChoice,
+    BartConfig,
+    BartForConditionalGeneration,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import guidance
 from guidance.errors import GuidanceHadNoEffect, InputError, NumericalError
@@ -20,7 +27,7 @@ from guidance.installation import install
 from guidance.mechanisms.attacks import divergence
 from guidance.plan import Plan
 from guidance.trainer import GuidedTrainer
-from tests.guidance.models import PAD, tiny_model
+from tests.guidance.models import PAD, tiny_config, tiny_model
 from tests.guidance.plans import Words
 from tests.tiny import processes
 
@@ -210,6 +217,48 @@ def test_decoders_are_guided_by_the_ids_made_from_their_labels(tmp_path: Path) -
     cut, _ = gradients(make, size=8, parts=4)
     assert done.state.log_history[0]["guidance/previous"] > 0
     assert largest_difference(whole, cut) < 1e-6
+
+
+@pytest.mark.parametrize("padding", [0, 6])
+def test_labels_that_do_not_count_change_no_loss_of_a_decoder(padding: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plan = Plan((Guide("previous", "attention_loss", stack="decoder", heads=(0,)),))
+    done = trainer(tmp_path, model=tiny_model("bart"), plan=plan)
+    draw = torch.Generator().manual_seed(0)
+    source, labels = (torch.randint(5, 40, (1, size), generator=draw) for size in (5, 4))
+    longer = torch.cat([labels, torch.full((1, padding), -100)], 1)
+    inputs = {"input_ids": source, "attention_mask": torch.ones_like(source), "labels": longer}
+    done._parts, done._totals = {}, done._counts(inputs)
+    model = done.handle.model
+    model.eval().training = True  # without dropout
+    done.compute_loss(model, dict(inputs))
+    found = float(done._parts["guidance/previous"])
+    ids = model.prepare_decoder_input_ids_from_labels(labels=labels)
+    guidance_ = done.handle.guide(source, torch.ones_like(source), ids, torch.ones_like(ids))
+    model(input_ids=source, decoder_input_ids=ids, guidance=guidance_)
+    assert found == pytest.approx(float(guidance_.loss()), rel=1e-5)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_questions_with_choices_are_divided_by_what_each_loss_counts(masked: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForMultipleChoice.from_config(tiny_config("bert")).eval()
+    ids = torch.randint(5, 40, (2, 3, 6), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids} | ({"attention_mask": torch.ones_like(ids)} if masked else {})
+    guides = (Guide("", "random_mask", kind="magnitude", proportion=0.5), Guide("next", "attention_loss", heads=(0,)))
+    done = trainer(tmp_path, model=model, plan=Plan(guides))
+    with_labels = {**inputs, "labels": torch.tensor([0, 2])}
+    done._parts, done._totals = {}, done._counts(with_labels)
+    model.training = True  # without dropout
+    done.compute_loss(model, dict(with_labels))
+    handle = done.handle
+    clean = handle.guide(**inputs)
+    logits = model(**inputs, guidance=clean).logits
+    attack = clean.attack()
+    attacked = model(**inputs, guidance=attack).logits
+    assert float(done._parts["guidance/next"]) == pytest.approx(float(clean.loss()), rel=1e-5)
+    whole = float(attack.adversarial_loss(logits, attacked))
+    assert float(done._parts["adversary/divergence"]) == pytest.approx(whole, rel=1e-5)
 
 
 def test_a_micro_batch_without_labels_is_no_number_of_its_own(tmp_path: Path) -> None:
@@ -555,9 +604,12 @@ def test_an_adversarial_step_equals_that_of_a_plain_training_loop(tmp_path: Path
             assert float((found[name] - parameter.grad).abs().max()) < 1e-4 * scale + 1e-6, name
 
 
-def test_mispredictions_in_the_data_reach_the_plan(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "beside", [(), (Guide("next", "fix", heads=(3,), schedule="linear"),)], ids=["alone", "fading"]
+)
+def test_mispredictions_in_the_data_reach_the_plan(beside: tuple[Guide, ...], tmp_path: Path) -> None:
     table = guidance.Cooccurrence(torch.arange(40), torch.rand(40, 40, generator=torch.Generator().manual_seed(1)))
-    plan = Plan((Guide("conflict", "logit_loss", heads=(0, 1)),))
+    plan = Plan((Guide("conflict", "logit_loss", heads=(0, 1)), *beside))
     no_delimiter = torch.zeros(12, dtype=torch.bool)
     rows = [row | {"mispredicted": row["labels"] != -100, "delimiter": no_delimiter} for row in examples()]
 
@@ -650,7 +702,7 @@ def test_a_guide_that_fades_follows_the_steps_of_the_trainer(tmp_path: Path) -> 
         tmp_path, plan=plan, eval_dataset=examples(8), callbacks=[Watching()], save_strategy="steps", save_steps=2
     )
     made.train()
-    assert progress == [None, (0, 4), (2, 4), (2, 4)]  # saving after step 2 has told it
+    assert progress == [(0, 4), (1, 4), (2, 4), (3, 4)], "told before the losses of a step are counted"
 
     made.evaluate()
     assert made.handle.progress == (4, 4)

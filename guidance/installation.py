@@ -215,7 +215,7 @@ class Handle(GuidedModel):
             added = ProjectedAttention(pal, _width(module))
             self._attach(module, "pal", added)
             self.sites[added] = added.guide_sites = sites
-            self._undo.append(partial(self.sites.pop, added))
+            self._undo.append(partial(_leave_out, self, added))
             # in a tuple, so that it does not count as a second child module, and is copied with the model
             self._mark(joined, "guide_pal", (added,))
             if is_after:
@@ -362,6 +362,11 @@ def _carry(model: PreTrainedModel) -> None:
         setattr(model.config, PLAN_KEY, text)
     else:
         model.config.__dict__.pop(PLAN_KEY, None)
+
+
+def _leave_out(handle: Handle, module: nn.Module) -> None:
+    # a function of the handle, and no method of its dictionary, so that a copied handle changes its own
+    del handle.sites[module]
 
 
 def _forget(module: nn.Module, name: str) -> None:

@@ -251,7 +251,8 @@ class BatchGuidance:
         return self.guided.attack_alpha(step, total_steps) * moved + self.penalty()
 
     def _sentence_output(self, output: Any) -> Tensor:
-        """What stands for whole examples in pre-training, that of their first tokens, (B, D): see `GuidedModel.sentence`."""
+        """The outputs at the first token of each example that is not only padding, (B, D).  They stand for whole examples in
+        pre-training; see `GuidedModel.sentence`."""
         if self.guided.sentence == "head":
             states = output if isinstance(output, Tensor) else output.logits
         elif hidden := getattr(output, "hidden_states", None):

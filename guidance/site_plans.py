@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -133,12 +134,14 @@ class SitePlan:
         return tuple(tuple(a.number for a in self.making("keys") if head in a.heads) for head in heads)
 
     def _query_factors(self) -> tuple[float, ...]:
-        factors = [1.0] * self.num_heads
+        # rows of one mechanism that ask for the same factor get it once, as two masks do whose conjunction is one mask
+        wanted: list[dict[tuple[type, float], None]] = [{} for _ in range(self.num_heads)]
         for assignment in self.assignments:
+            factor = assignment.mechanism.query_factor(self.num_heads)
             for head in assignment.heads:
-                # several masks of a head scale its queries once, as their conjunction does
-                factors[head] = min(factors[head], assignment.mechanism.query_factor(self.num_heads))
-        return tuple(factors) if any(factor != 1.0 for factor in factors) else ()
+                wanted[head][type(assignment.mechanism), factor] = None
+        factors = tuple(math.prod(factor for _, factor in of_head) for of_head in wanted)
+        return factors if any(factor != 1.0 for factor in factors) else ()
 
 
 def plan_sites(plan: Plan, sites: Sequence[Site], part: str = "model", scores: Any = None) -> dict[Site, SitePlan]:

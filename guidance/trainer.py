@@ -228,16 +228,18 @@ class GuidedTrainer(Trainer):
         return model.get_output_embeddings() is not None and stack_of_inputs(sites) == "decoder"
 
     def _task_counts(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The denominators of a batch: its labels that count, its rows, and the examples that guides see, which are not only padding.
-        With multiple choice, (B, choices, T), these are the choices of all rows."""
+        """The denominators of a batch: its labels that count, its rows, and the texts that guides see.
+
+        A row of multiple choice, (choices, T), has several texts.  Rows and texts that are only padding do not count.
+        """
         ids, mask, labels = (inputs.get(name) for name in ("input_ids", "attention_mask", "labels"))
         if mask is not None:
             filled = mask.bool().any(-1)
         else:
             first = next(value for value in inputs.values() if isinstance(value, Tensor))
             filled = torch.ones(first.shape[:1] if ids is None else ids.shape[:-1], dtype=torch.bool)
-        rows, examples = filled.reshape(len(filled), -1).any(-1).sum().float(), filled.sum().float()
-        counts = {"labels": rows, "rows": rows, "examples": examples}
+        rows = filled.reshape(len(filled), -1).any(-1).sum().float()
+        counts = {"labels": rows, "rows": rows, "examples": filled.sum().float()}
         if labels is not None:
             counts["labels"] = (labels[:, 1:] if self._predicts_next else labels).ne(-100).sum().float()
         return counts
@@ -251,8 +253,8 @@ class GuidedTrainer(Trainer):
         elif "decoder_input_ids" not in inputs and "labels" in inputs:
             inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])
             # the model needs no mask, since no token sees padding behind it, but guides must not take padding for text
-            columns.setdefault("decoder_attention_mask", _up_to_last(inputs["labels"].ne(-100)))
-        return {name: inputs[name] for name in INPUTS if name in inputs} | columns
+            columns["decoder_attention_mask"] = _up_to_last(inputs["labels"].ne(-100))
+        return columns | {name: inputs[name] for name in INPUTS if name in inputs}
 
     def _guidance(self, batch: Mapping[str, Any]) -> BatchGuidance:
         return self.handle.guide(**batch, step=self.state.global_step)

@@ -178,7 +178,7 @@ def test_the_beginning_of_a_file_is_as_many_units_long_as_asked_for() -> None:
     }
 
 
-def test_models_of_a_table_are_measured_on_other_datasets_too(text: Path, store: Store, tmp_path: Path) -> None:
+def test_models_of_a_table_are_measured_on_other_datasets_too(store: Store, tmp_path: Path) -> None:
     lines = [f"{k % 2} {('who', 'where')[k % 2]} is {k}\n" for k in range(40)]
     places = [tmp_path / f"{name}.txt" for name in ("train", "test", "turned")]
     for path, own in zip(

@@ -39,7 +39,12 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
 def lines_of(
     table: Table, name: str, rows: Mapping[str, Row], scores: Mapping[str, Sequence[float]]
 ) -> list[list[str]]:
-    """The lines of one data set; rows and the scores of their runs by label."""
+    """The lines of one data set.
+
+    Args:
+        rows: by label.
+        scores: of the runs of each row, by label.
+    """
     first = next(iter(table.rows))
     gains = {
         label: [b - a for a, b in zip(scores[first], values, strict=True)]

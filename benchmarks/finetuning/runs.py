@@ -29,7 +29,7 @@ class Data:
         build: makes the dataset and gives its reference.
         metric: of the test split.
         settings: of all rows on this data.
-        also: makes other datasets on which the same models are measured, by name.
+        also: other datasets on which the models are measured, by name; each function makes one, as ``build`` does.
         maybe_seen: whether the published model may have been trained on these texts.
     """
 
@@ -62,8 +62,8 @@ class Found:
     """A plan from patterns that heads of a fine-tuned model were found to look at; see `guide discover`.
 
     Attributes:
-        data: the data set of the table on whose validation split they are looked for, in a plain model of the seed that rows are
-            tuned with.
+        data: the data set of the table on whose validation split they are looked for.  The model is a plain one, with the seed that
+            rows are tuned with.
         pal: into heads that are added, instead of the model's own.
         wrong: put as many patterns in their place that no head was found to look at: the token 7, 8, ... places ahead.
     """

@@ -110,8 +110,8 @@ def compare_on_same(metrics: Metrics, one: Table, other: Table, is_answer: Calla
 
 
 def compare_on_others(metrics: Metrics, one: Table, other: Table, is_answer: Callable[[str], bool]) -> list[Compared]:
-    """Metrics of one system on two sets of examples, as in `compare_on_same`.  Raises InputError if no example of a set has a
-    true answer, or there are no metrics for them."""
+    """Metrics of one system on two sets of examples; see `compare_on_same`.  Raises InputError if no example of a set has a true
+    answer."""
     sides = [_labelled(table, is_answer) for table in (one, other)]
     if not all(gold for gold, _ in sides):
         raise InputError("evaluations on other examples have no labels that could be compared")

@@ -28,7 +28,7 @@ class Difference:
         effect: the difference.
         low, high: an interval that covers the true difference with the confidence asked for; NaN where the test has none.
         p: how often chance alone gives a difference at least as large; NaN where it cannot be said.
-        n: how many seeds, folds or examples it is based on, those of both systems if they differ.
+        n: how many seeds, folds or examples it is based on.  Different examples of two systems are added up.
     """
 
     test: str

@@ -61,7 +61,7 @@ def write_corpus(
     Args:
         of_examples: whether documents are the examples of a task, whose splits are counted in examples.
         valid, test: the fractions for validation and testing.  Documents that have a split already keep it.
-        apart: splits with files of their own, which are not among what these are fractions of.
+        apart: splits that were given in files of their own.  The fractions are fractions of the rest.
         sources: where the text comes from, for messages.
     """
     opened = [Draft.open(path) for path in drafts]

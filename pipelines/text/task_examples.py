@@ -91,7 +91,10 @@ def read_own(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
 
 
 def _key(key: str) -> int | None:
-    """The number, from 0, of an answer key: a letter from A, or a number from 1; None if there is none, and -1 if it is neither."""
+    """The number of the right choice, from 0, as an answer key says it: by a letter from A, or a number from 1.
+
+    None stands for an empty key, and -1, which is no choice, for a key that cannot be read.
+    """
     key = key.strip()
     if (number := whole_number(key)) is not None:
         return number - 1

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+import guidance
 from guidance.errors import InputError, PlanError
 from guidance.guide import Guide
 from guidance.installation import install
@@ -399,6 +400,18 @@ def test_batches_without_padding_need_no_mask(family: str, target: int) -> None:
     bare = {name: value for name, value in inputs.items() if "mask" not in name}
     found = model(**bare, guidance=handle.guide(**bare, **columns)).logits
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_the_loss_on_given_scores_has_the_pattern_of_the_predicted_ids() -> None:
+    draw = torch.Generator().manual_seed(0)
+    table = Cooccurrence(torch.arange(8), torch.rand(8, 8, generator=draw))
+    scores = torch.randn(1, 2, 4, 4, generator=draw)
+    ids, filled = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 7, 3, 4]])
+    known: dict[str, Any] = {"tables": {"cooccurrence": table}, "delimiter": torch.zeros(1, 4, dtype=torch.bool)}
+    wrong = torch.tensor([[False, True, False, False]])
+    found = guidance.logit_loss(scores, "conflict", ids, mispredicted=wrong, predicted=filled, **known)
+    assert torch.equal(found, guidance.logit_loss(scores, "conflict", filled, mispredicted=wrong, **known))
+    assert not torch.equal(found, guidance.logit_loss(scores, "conflict", ids, mispredicted=wrong, **known))
 
 
 @every_family

@@ -228,6 +228,8 @@ def test_labels_that_do_not_count_change_no_loss_of_a_decoder(padding: int, tmp_
     source, labels = (torch.randint(5, 40, (1, size), generator=draw) for size in (5, 4))
     longer = torch.cat([labels, torch.full((1, padding), -100)], 1)
     inputs = {"input_ids": source, "attention_mask": torch.ones_like(source), "labels": longer}
+    own = {**inputs, "decoder_attention_mask": torch.zeros_like(longer)}
+    assert done._batch(own)["decoder_attention_mask"] is own["decoder_attention_mask"], "a mask that is given counts"
     done._parts, done._totals = {}, done._counts(inputs)
     model = done.handle.model
     model.eval().training = True  # without dropout

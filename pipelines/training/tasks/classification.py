@@ -182,8 +182,9 @@ class Classification(Task):
 
     @classmethod
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
-        """Accuracy, macro F1, the Matthews correlation, and of two classes the F1 of the one whose name is the last."""
+        """Accuracy, macro F1, the Matthews correlation and, of two classes, the F1 of the last one in alphabetical order."""
         from pipelines.metrics.comparison import OfSums, ShareRight
+        from pipelines.metrics.correlations import matthews_of_sums
 
         numbers = {label: number for number, label in enumerate(sorted(set(labels)))}
         counts = np.zeros((len(gold), 3, len(numbers)))  # right, predicted, true
@@ -197,22 +198,12 @@ class Classification(Task):
         found: dict[str, Statistic] = {
             "accuracy": ShareRight.of(gold, predicted),
             "f1_macro": OfSums(counts, combined),
-            "matthews": OfSums(counts, matthews_of),
         }
+        if len(set(gold)) > 1:  # it is undefined where all true labels are the same
+            found["matthews"] = OfSums(counts, lambda sums: matthews_of_sums(*sums))
         if len(numbers) == 2:
             found[f"f1 of {max(numbers)}"] = OfSums(counts, lambda sums: Agreement(*sums[:, 1]).f1)
         return found
-
-
-def matthews_of(sums: np.ndarray) -> float:
-    """The Matthews correlation from how often each class is right, predicted and true, (3, classes); 0 where it is undefined.
-
-    Source: Gorodkin 2004, for any number of classes.
-    """
-    right, predicted, true = sums
-    total = true.sum()
-    square = (total**2 - (predicted**2).sum()) * (total**2 - (true**2).sum())
-    return float((right.sum() * total - (predicted * true).sum()) / square**0.5) if square > 0 else 0.0
 
 
 def _same_order(labels: list[str], setup: Setup) -> list[str]:

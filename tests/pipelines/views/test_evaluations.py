@@ -73,6 +73,8 @@ def test_of_two_classes_the_f1_of_the_last_one_is_compared(tmp_path: Path) -> No
     assert (found["f1 of yes"].first, found["f1 of yes"].second) == (0.5, pytest.approx(0.8))
     same = labelled(["no"] * 4, gold)  # type: ignore[arg-type]
     assert compare(tmp_path, "classification", same, same)["matthews"].first == 0
+    alike = labelled(["no", "yes"], ["no", "no"])
+    assert "matthews" not in compare(tmp_path, "classification", alike, alike), "it is undefined"
 
 
 def test_a_model_is_no_better_than_itself(tmp_path: Path) -> None:

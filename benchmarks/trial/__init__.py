@@ -56,7 +56,8 @@ About a Llama-shaped model of the same size that predicts the next token, in seq
 The seeds of ``long``, ``roberta`` and ``oromo`` are 1, 2 and 3, those of the phases from ``final`` on are 4, 5 and 6; nothing
 was chosen on them.  What is best has the lowest last validation loss.  Three comparisons were named before they were made:
 the winner against none, fixed heads and its sham, at the last validation of ``final``, paired by seed, corrected by Holm's
-method.  In ``causal-final`` they are the mix against none, fixed heads and its sham.  All else is descriptive.
+method.  In ``causal-final`` they are the mix against none, fixed heads and its sham; in ``use`` the winner and fixed heads against
+none, corrected over the rows of a task.  All else is descriptive.
 
 Runs whose figures are in the JSON are not repeated, and interrupted ones are continued; several processes may share the work.
 At the end the steps of ``long`` are timed, each plan in turn.

@@ -261,8 +261,18 @@ def patterns(results: Results) -> Iterator[list[Run]]:
 
 
 def use(results: Results) -> Iterator[list[Use]]:
+    """Seed by seed, so that a sitting ends with models that can be compared; the longest task and the sham come last."""
     runs = next(final(results))
-    yield [Use("use", f"{task}: {run.label}", run.seed, task, run) for task in ("SST", "TREC", "BLiMP") for run in runs]
+    shams = [run for run in runs if run.label == SHAM]
+    others = [run for run in runs if run.label != SHAM]
+    for chosen, tasks in ((others, ("SST", "BLiMP")), (others, ("TREC",)), (shams, ("SST", "BLiMP", "TREC"))):
+        yield [
+            Use("use", f"{task}: {run.label}", seed, task, run)
+            for seed in FINAL_SEEDS
+            for task in tasks
+            for run in chosen
+            if run.seed == seed
+        ]
 
 
 def use_hausa(results: Results) -> Iterator[list[Use]]:

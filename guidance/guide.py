@@ -178,6 +178,10 @@ class Guide:
             raise PlanError("hold_steps starts at 0 and reference_length at 1")
         if self.until < 1 and self.schedule not in ("linear", "cosine"):
             raise PlanError(f"until ends a schedule that falls, and {self.schedule!r} does not", hint='"linear"')
+        if self.hold_steps and self.schedule == "constant":
+            raise PlanError(
+                "hold_steps delays the fall of a schedule, and 'constant' does not fall", hint='"linear", or "hold"'
+            )
         if self.schedule == "hold" and not self.hold_steps:
             raise PlanError("held for no step, it never acts", hint="hold_steps says for how many steps")
         if not self.heads or not self.layers:

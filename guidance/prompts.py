@@ -61,8 +61,8 @@ class Prompt:
 
     @staticmethod
     def has_marks(text: str) -> bool:
-        """Whether a text has a part between ``<<`` and ``>>``."""
-        return re.search("<<.*?>>", text, re.DOTALL) is not None
+        r"""Whether a text has a part between ``<<`` and ``>>`` that are not written ``\<<`` and ``\>>``."""
+        return re.search(r"(?<!\\)<<.*?(?<!\\)>>", text, re.DOTALL) is not None
 
     def marked_tokens(self, offsets: Sequence[Span]) -> list[bool]:
         """Whether each token has a part in a marked span, given where the tokens start and end in the text."""

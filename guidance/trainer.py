@@ -181,6 +181,12 @@ class GuidedTrainer(Trainer):
             self._note(f"guidance/{label}", part)
             loss = loss + alphas[label] * part
         if self.handle.attacks:
+            if "logits" not in outputs:
+                raise InputError(
+                    f"{type(self.handle.model).__name__} has no logits of classes, tokens or numbers, "
+                    "and an attack is measured by how far it moves them",
+                    hint="remove the adversary or random_mask from the plan",
+                )
             loss = loss + self._second_pass(model, inputs, guidance, outputs["logits"])
         return (loss, outputs) if return_outputs else loss
 

@@ -69,6 +69,10 @@ class WordModel(PreTrainedModel):
     has_heads = False
     """Whether there are attention heads to guide."""
 
+    def words_of(self, input_ids: Tensor) -> Tensor:
+        """Which ids are words and no padding, as calls without an attention mask read them: bool (B, T)."""
+        return input_ids != self.config.pad_token_id
+
     def get_input_embeddings(self) -> nn.Module:
         owner: Any = self.base_model
         embeddings: nn.Module = owner.embeddings
@@ -115,11 +119,12 @@ class WordTrunk(WordModel):
         **kwargs: Any,
     ) -> BaseModelOutput:
         embedded_BTd: Tensor = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        valid_BT = torch.ones(embedded_BTd.shape[:2], dtype=torch.bool, device=embedded_BTd.device)
         if attention_mask is not None:
             valid_BT = attention_mask.bool()
         elif input_ids is not None:
-            valid_BT = input_ids != self.config.pad_token_id
+            valid_BT = self.words_of(input_ids)
+        else:
+            valid_BT = torch.ones(embedded_BTd.shape[:2], dtype=torch.bool, device=embedded_BTd.device)
         return BaseModelOutput(last_hidden_state=self._states(embedded_BTd * valid_BT[..., None], valid_BT, **kwargs))
 
     def _states(self, embedded_BTd: Tensor, valid_BT: Tensor, **kwargs: Any) -> Tensor:
@@ -192,7 +197,7 @@ class WordClassifier(WordModel):
         kwargs.pop("token_type_ids", None)
         states = self.model(input_ids, attention_mask, inputs_embeds, **kwargs).last_hidden_state
         if attention_mask is None and input_ids is not None:
-            attention_mask = (input_ids != self.config.pad_token_id).long()
+            attention_mask = self.words_of(input_ids).long()
         logits = self.classifier(self._vector(states, attention_mask))
         loss = None
         if labels is not None:

@@ -135,10 +135,13 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
         )
         for difference, changes in {
             "schedule": {"schedule": "linear"},
-            "hold_steps": {"hold_steps": 3},
             "sentence": {"sentence": "head"},
         }.items()
     },
+    "attacks that differ in hold_steps": (
+        (guide("adversary", "", 0, schedule="linear"), guide("random_mask", "", 1, schedule="linear", hold_steps=3)),
+        *(None, "bert", r"guides 1, 2 share one adversarial pass", "same weight"),
+    ),
     "a pattern of one sequence in cross-attention": (
         (guide("mask", "window", 0, stack="decoder", attention="cross"),),
         *(None, "bart", r"guide 1 \(window\): the pattern 'window' relates tokens of one sequence", "first"),
@@ -292,7 +295,7 @@ def test_the_largest_numbers_that_a_plan_takes_can_be_computed_with() -> None:
     rows = [guide("mask", {"where": text}, 0, layers=(place,)) for place, text in enumerate(conditions[:2])]
     rows += [guide("mask", {"where": text}, 1, layers=(place,)) for place, text in enumerate(conditions[2:])]
     rows += [guide("mask", "window", 2, size=large)]
-    loss = guide("attention_loss", "next", 3, reference_length=large, hold_steps=large)
+    loss = guide("attention_loss", "next", 3, reference_length=large, schedule="linear", hold_steps=large)
     model = tiny_model("bert")
     handle = install(model, Plan((*rows, loss)), training=True)
     inputs = batch()

@@ -153,6 +153,7 @@ def test_until_ends_a_schedule_even_while_it_is_held() -> None:
         ({"until": 0.5}, "until ends a schedule that falls, and 'constant' does not"),
         ({"schedule": "hold", "hold_steps": 3, "until": 0.5}, "and 'hold' does not"),
         ({"schedule": "hold"}, "held for no step, it never acts"),
+        ({"hold_steps": 3}, "hold_steps delays the fall of a schedule, and 'constant' does not fall"),
     ],
 )
 def test_schedules_that_would_be_ignored_are_refused(keys: dict[str, Any], message: str) -> None:

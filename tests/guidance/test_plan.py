@@ -32,8 +32,10 @@ selectors = st.lists(
 ).map(tuple)
 factors = st.floats(0, 1e300, allow_nan=False)
 text = st.text(st.characters(codec="utf-8"), max_size=12)
+held = st.tuples(st.sampled_from(sorted({*SCHEDULES} - {"constant"})), st.integers(1, 10**6))
 guides = st.builds(
-    Guide,
+    lambda schedule, **keys: Guide(schedule=schedule[0], hold_steps=schedule[1], **keys),
+    schedule=st.just(("constant", 0)) | held,
     pattern=st.sampled_from(sorted(PATTERNS)),
     mechanism=st.just("attention_loss"),
     part=st.sampled_from(["model", "generator", "discriminator"]),
@@ -46,8 +48,6 @@ guides = st.builds(
         st.dictionaries(st.integers(0, 99), factors, min_size=1, max_size=3).map(lambda d: tuple(sorted(d.items()))),
     ),
     reference_length=st.one_of(st.none(), st.integers(1, 4096)),
-    schedule=st.sampled_from(sorted(SCHEDULES)),
-    hold_steps=st.integers(1, 10**6),  # none at all is refused beside `hold`
     optional=st.booleans(),
     enabled=st.booleans(),
     name=text,

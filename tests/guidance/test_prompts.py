@@ -29,6 +29,14 @@ def test_spans_of_a_prompt_are_those_between_marks_and_every_place_of_a_mark() -
     assert Prompt.parse(r"1 \<< 3 \>> <<2>>", ["3"]) == Prompt("1 << 3 >> 2", ((5, 6), (10, 11)))
     assert Prompt.parse(r"\<<<<a>> b") == Prompt("<<a b", ((2, 3),))
     assert Prompt.parse(r"<<a\>>>> b") == Prompt("a>> b", ((0, 3),))
+    for text, has in (
+        (r"a \<<b\>>", False),
+        (r"<<a\>>>>", True),
+        (r"\<<a>>", False),
+        ("<<a\nb>>", True),
+        ("a << b", False),
+    ):
+        assert Prompt.has_marks(text) is has, text
     for text, marks, words in (
         ("a <<b", [], "<< without"),
         ("a b>>", [], ">> without"),

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForMultipleChoice,
     BartConfig,
     BartForConditionalGeneration,
+    BertForQuestionAnswering,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -444,6 +445,20 @@ def test_attacks_know_the_labels_whatever_the_loss_does_with_them(changes: dict[
     )
     made.train()
     assert any(row.get("adversary/divergence", 0) > 0 for row in made.state.log_history)
+
+
+def test_an_attack_on_a_model_without_logits_is_refused(tmp_path: Path) -> None:
+    config = tiny_config("bert")
+    rows = [
+        {**{name: row[name] for name in ("input_ids", "attention_mask")}, "start_positions": 1, "end_positions": 2}
+        for row in examples()
+    ]
+    plan = Plan((Guide(mechanism="random_mask", options={"proportion": 0.3}),))
+    made = GuidedTrainer(
+        model=BertForQuestionAnswering(config), args=arguments(tmp_path), plan=plan, train_dataset=rows
+    )
+    with pytest.raises(InputError, match="BertForQuestionAnswering has no logits of classes"):
+        made.train()
 
 
 def test_evaluation_applies_a_plan_that_shapes_outputs(tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ def test_its_heads_are_guided_like_those_of_any_encoder() -> None:
         assert not attention_BHQK[1, 1, :3, 3:].any()
     guided = model(IDS, attention_mask=MASK, **handle.at_inference(input_ids=IDS, attention_mask=MASK)).logits
     assert (guided - plain).abs().max() > 1e-4
+    torch.testing.assert_close(model(IDS).logits, guided)  # padding is known by its id, to guides too
+    assert not any(attention_BHQK[1, :, :3, 3:].any() for attention_BHQK in handle.probabilities(IDS).values())
     handle.remove()
     torch.testing.assert_close(model(IDS, attention_mask=MASK).logits, plain)
 

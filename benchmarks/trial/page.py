@@ -19,6 +19,9 @@ from pipelines.report.blocks import Block, Grid, Picture, Prose, Report, Section
 from pipelines.views.comparison_tables import FLOORS, MISSING, Table, p_value
 from pipelines.views.figures import Summary, paired_t_test
 
+TESTED_USES = ("use", "use-hausa")
+"""Phases whose differences in scores are tested."""
+
 
 def report(
     results: Results, phases: Sequence[str], nats: Mapping[str, Mapping[str, float]], costs: Mapping[str, float]
@@ -49,7 +52,12 @@ def blocks_of(phase: str, results: Results, floors: Mapping[str, float], costs: 
         yield Grid(f"{phase}-induction", induction(courses))
         return
     if phase.startswith("use"):
-        yield Grid(f"{phase}-scores", scores(rows))
+        yield Grid(f"{phase}-scores", scores(rows, tested=phase in TESTED_USES))
+        if phase in TESTED_USES:
+            yield Prose(
+                "The p-values are corrected by Holm's method over the rows of a task.  The last column is the true difference that "
+                "these seeds would have shown with a probability of 0.8 at a level of 0.05 divided by the number of these rows."
+            )
         return
     beside = [row for row in results.of("final") if row["label"] != SHAM] if phase == "final-own" else []
     yield Grid(f"{phase}-losses", losses([*beside, *rows]))
@@ -85,18 +93,33 @@ def losses(rows: Sequence[Row]) -> Table:
     return Table("losses in nats; means ± sample standard deviation over n seeds", titles, lines)
 
 
-def scores(rows: Sequence[Row]) -> Table:
-    """Scores, each a mean over seeds of fine-tuning, and the difference from the model of the same seed without guides."""
-    lines = []
+def scores(rows: Sequence[Row], tested: bool = False) -> Table:
+    """Scores, each a mean over seeds of fine-tuning, and the difference from the model of the same seed without guides.
+
+    Args:
+        tested: whether differences are tested once all seeds are known, corrected over the labels of a task; those of shams
+            never are.
+    """
     means = {(row["label"], row["seed"]): float(np.mean(row["scores"])) for row in rows}
-    for label, mine in by_label(rows).items():
-        plain = f"{label.partition(': ')[0]}: {NONE}"
-        own = [means[label, row["seed"]] for row in mine]
+    groups = by_label(rows)
+    gains: dict[str, dict[str, list[float]]] = {}
+    for label, mine in groups.items():
+        task, _, arm = label.partition(": ")
+        plain = f"{task}: {NONE}"
         pairs = [means[label, row["seed"]] - means[plain, row["seed"]] for row in mine if (plain, row["seed"]) in means]
-        test = paired_t(pairs)
-        known = label != plain and test.n > 1
-        lines.append([label, str(len(mine)), cell(own), *(effect(test) if known else [MISSING] * 2)])
-    titles = ["model", "pre-trainings", "score", "difference", "95 % interval"]
+        if arm != NONE and len(pairs) > 1:
+            gains.setdefault(task, {})[label] = pairs
+    tests: dict[str, list[str]] = {}
+    for task, its in gains.items():
+        named = {label: pairs for label, pairs in its.items() if label != f"{task}: {SHAM}"}
+        if tested and all(len(pairs) == len(FINAL_SEEDS) for pairs in named.values()):
+            tests |= cells_of_tests(named)
+        tests |= {label: effect(paired_t(pairs)) for label, pairs in its.items() if label not in tests}
+    titles = ["model", "pre-trainings", "score", *TESTED[: None if tested else 2]]
+    lines = []
+    for label, mine in groups.items():
+        known = [label, str(len(mine)), cell([means[label, row["seed"]] for row in mine]), *tests.get(label, ())]
+        lines.append([*known, *[MISSING] * (len(titles) - len(known))])
     return Table("scores, beside those of the models without guides", titles, lines)
 
 

@@ -261,15 +261,14 @@ def patterns(results: Results) -> Iterator[list[Run]]:
 
 
 def use(results: Results) -> Iterator[list[Use]]:
-    """Seed by seed, so that a sitting ends with models that can be compared; the longest task and the sham come last."""
+    """Seed by seed, so that a sitting ends with models that can be compared; the shams come last."""
     runs = next(final(results))
     shams = [run for run in runs if run.label == SHAM]
-    others = [run for run in runs if run.label != SHAM]
-    for chosen, tasks in ((others, ("SST", "BLiMP")), (others, ("TREC",)), (shams, ("SST", "BLiMP", "TREC"))):
+    for chosen in ([run for run in runs if run not in shams], shams):
         yield [
             Use("use", f"{task}: {run.label}", seed, task, run)
             for seed in FINAL_SEEDS
-            for task in tasks
+            for task in ("SST", "BLiMP", "TREC")
             for run in chosen
             if run.seed == seed
         ]

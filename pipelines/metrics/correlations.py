@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pipelines.metrics.significance import Statistic
+
 
 def matthews(gold: Sequence[str], predicted: Sequence[str]) -> float | None:
     """The Matthews correlation; None if all true labels are the same, and 0 if all predicted ones are."""
@@ -41,6 +43,31 @@ def spearman(gold: ArrayLike, predicted: ArrayLike) -> float | None:
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, gold, predicted)
+
+
+def pearson_of_draws(gold: np.ndarray, predicted: np.ndarray) -> Statistic:
+    """`pearson` of chosen pairs, (n,), many times faster; 0 where all numbers of a side are the same."""
+    return lambda chosen: _cosine(gold[chosen], predicted[chosen])
+
+
+def spearman_of_draws(gold: np.ndarray, predicted: np.ndarray) -> Statistic:
+    """The same for `spearman`.  No draw is sorted: how often each number was drawn says which ranks it has."""
+    places = [np.unique(values, return_inverse=True)[1] for values in (gold, predicted)]
+    return lambda chosen: _cosine(*(_mean_ranks(each[chosen]) for each in places))
+
+
+def _mean_ranks(places: np.ndarray) -> np.ndarray:
+    """Ranks from 1, of numbers given by their places among the distinct ones; equal numbers share the mean of theirs."""
+    counts = np.bincount(places)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    """The cosine of the deviations from the means, which is Pearson's correlation."""
+    if not (np.ptp(a) and np.ptp(b)):
+        return 0.0
+    a, b = a - a.mean(), b - b.mean()
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def _correlation(measure: Any, gold: ArrayLike, predicted: ArrayLike) -> float | None:

@@ -13,7 +13,7 @@ from guidance.tasks.entities import entities, entity_agreement, token_agreement
 from guidance.tasks.scores import Agreement, accuracy, macro_f1
 from guidance.tasks.segments import pk, window_diff, window_size
 from guidance.tasks.summaries import greedy_oracle, select
-from pipelines.metrics.correlations import matthews, pearson, spearman
+from pipelines.metrics.correlations import matthews, pearson, pearson_of_draws, spearman, spearman_of_draws
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,20 @@ def test_correlations_with_one_true_label_are_undefined_and_with_one_answer_0() 
     assert matthews(["a", "b"], ["a", "a"]) == 0
     for correlation in (pearson, spearman):
         assert correlation([1, 1], [1, 2]) is None and correlation([1, 2], [1, 1]) == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_correlations_of_draws_are_those_of_their_numbers() -> None:
+    draw = np.random.default_rng(0)
+    gold = draw.integers(0, 6, 40) / 5 + 1.7e9
+    predicted = np.round(gold + draw.normal(size=40), 1)
+    pairs = ((pearson_of_draws, pearson), (spearman_of_draws, spearman))
+    draws = [np.arange(40), *draw.integers(0, 40, (30, 40)), *draw.integers(0, 40, (30, 3))]
+    for fast, slow in pairs:
+        for chosen in draws:
+            expected = slow(gold[chosen], predicted[chosen])
+            assert fast(gold, predicted)(chosen) == pytest.approx(expected or 0.0, abs=1e-6), chosen
+        assert fast(gold, predicted)(np.zeros(5, dtype=int)) == 0.0, "one number only"
 
 
 def ends(text: str) -> list[bool]:

@@ -116,18 +116,13 @@ class Regression(Task):
     def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
         """Pearson's and Spearman's correlation, and the mean squared error."""
         from pipelines.metrics.comparison import mean_of
-        from pipelines.metrics.correlations import pearson, spearman
+        from pipelines.metrics.correlations import pearson_of_draws, spearman_of_draws
 
         x, y = (np.array([float(value) for value in values]) for values in (gold, predicted))
         error: dict[str, Statistic] = {"mse": mean_of((x - y) ** 2)}
         if len(set(gold)) == 1:
             return error
-        # a draw may hold one number only
-        return {
-            "pearson": lambda chosen: pearson(x[chosen], y[chosen]) or 0.0,
-            "spearman": lambda chosen: spearman(x[chosen], y[chosen]) or 0.0,
-            **error,
-        }
+        return {"pearson": pearson_of_draws(x, y), "spearman": spearman_of_draws(x, y), **error}
 
 
 def _value(label: str | None) -> float | None:

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -53,14 +53,17 @@ def attention_command(
         Option("--sinks", help="Also list the patterns where heads rest: first, sink, delimiter, separator, self."),
     ] = False,
     only_ascii: Ascii = False,
-    device: Annotated[str, Option(help="Device: auto, cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Option(help="Device to compute on; auto takes a GPU if there is one.")
+    ] = "auto",
 ) -> None:
     """Show where the heads of a model look on one text, and which patterns each of them follows most.
 
     "next 62 % (12 ×)" means: 62 % of the attention of a head is on the next token, 12 times as much as uniform attention has there.
     Words and sentences are found by rules, so patterns of syntax are not among them.  Patterns where heads rest that do nothing else,
     such as the first token, are left out, unless --sinks is given.  Pictures are at most seven inches wide; where maps are too small
-    for their tokens, choose a --layer, or a --layer and a --head.
+    for their tokens, choose a --layer, or a --layer and a --head.  A text is cut after 512 tokens, or after as many as the model reads.
+    Special tokens such as [MASK] are read as the characters that they are written with.
     """
     check_working_folder()
     pictures = {"png": png, "svg": svg, "pdf": pdf}
@@ -71,7 +74,9 @@ def attention_command(
         raise InputError("--head without --layer", hint="--layer 3 --head 5")
     if text is None and sys.stdin.isatty():
         session.tell("reading the text from the terminal; Ctrl-D ends")
-    text = (sys.stdin.read(1 << 20) if text is None else text).strip()
+    if text is None:
+        text = sys.stdin.buffer.read(1 << 20).decode(errors="surrogateescape")
+    text = text.strip()
     if not text:
         raise InputError("the text is empty", hint='for example: --text "The dog saw the man, and it barked."')
     from pipelines.probing import one_text
@@ -82,7 +87,7 @@ def attention_command(
     folder = find_folder(model, session.store)
     looked = one_text.look(folder, text, device=device)
     if looked.cut:
-        tell("warning: the text was longer than the model reads, and was cut")
+        tell(f"warning: the text was cut after {len(looked.labels)} tokens")
     chosen = [one for one in looked.heads if layer in (None, one.layer) and head in (None, one.head)]
     if not chosen and layer is not None:
         raise no_such_head(layer, head, [(one.layer, one.head) for one in looked.heads])
@@ -166,7 +171,8 @@ def _picture(
         starts = range(0, len(heads), MOST_BESIDE)
         rows = {" " * n: dict(heads[start : start + MOST_BESIDE]) for n, start in enumerate(starts)}
         title = f"Attention of {name}: layer {layer}" + ("" if head is None else f", head {head}")
-    caption = f"“{textwrap.shorten(text, 300, placeholder=' …')}” {_followed(own)}"
+    # the mark lets the caption run from left to right, whatever the text is written in
+    caption = f"\u200e“{textwrap.shorten(text, 300, placeholder=' …')}” {_followed(own)}"
     return attention_grid(rows, looked.labels, title=title, caption=caption, width=PAGE_WIDTH, kind=kind)
 
 

@@ -204,8 +204,8 @@ def generate_command(
     from pipelines.training.steering import Writer
 
     check_working_folder()
-    if not config.sample and (config.temperature != 1 or config.top_p != 1):
-        raise InputError("--temperature and --top-p are for --sample", hint="add --sample")
+    if not config.sample and (config.temperature != 1 or config.top_p != 1 or config.seed):
+        raise InputError("--temperature, --top-p and --seed are for --sample", hint="add --sample")
     if plan is None and (config.strength != 1 or scores is not None):
         unused = "--strength is" if scores is None else "--scores are"
         raise InputError(f"{unused} for the rows of --plan", hint="--plan preset:pasta")

@@ -26,7 +26,6 @@ from guidance.batch import BatchGuidance
 from guidance.errors import InputError, did_you_mean
 from guidance.generation import new_tokens, states_of
 from guidance.guided_model import GuidedModel, leading
-from guidance.models.word_models import WordModel
 from guidance.patterns.features import FEATURES, INPUTS, Tokens, TokensWithoutIds, Vocabulary, is_feature
 from guidance.prefix import Prefix, cache_of, keep, prefix_of
 
@@ -103,8 +102,9 @@ def _tokens(
             f"the attention mask is {tuple(mask_BT.shape)}, and patterns read which tokens are padding, (B, T)",
             hint="pass guidance=handle.guide(input_ids, padding_mask) beside a mask of your own, which must be boolean",
         )
-    if mask_BT is None and ids_BT is not None and isinstance(guided.model, WordModel):
-        mask_BT = guided.model.words_of(ids_BT)
+    words_of = getattr(guided.model, "words_of", None)  # of models of words, which know padding by its id
+    if mask_BT is None and ids_BT is not None and words_of is not None:
+        mask_BT = words_of(ids_BT)
     valid_BT = torch.ones_like(like_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
     if like_BT.dim() == 3:  # (B, choices, T), which models of multiple choice flatten too
         like_BT, valid_BT = like_BT.flatten(0, 1), valid_BT.flatten(0, 1)

@@ -215,7 +215,9 @@ class Guide:
 
     def _check_weight(self) -> None:
         weights = [w for _, w in self.weight] if isinstance(self.weight, tuple) else [self.weight]
-        if not weights or not all(math.isfinite(w) and w >= 0 for w in weights):
+        if not weights:
+            raise PlanError("the table of weights is empty", hint="weight = 3.0, or weight = { 4 = 3.0, 12 = 1.0 }")
+        if not all(math.isfinite(w) and w >= 0 for w in weights):
             raise PlanError(
                 f"weight {self.weight} is not a finite number of 0 or more",
                 hint="an attention_loss with away = true pushes attention away"

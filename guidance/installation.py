@@ -23,7 +23,7 @@ from guidance.errors import InputError, PlanError, UnsupportedModel
 from guidance.generation import generate
 from guidance.guided_model import PLAN_KEY, PROGRESS_KEY, GuidedModel, installed_in, leading
 from guidance.models.adapters import adapt, switch
-from guidance.models.added_heads import ProjectedAttention, add_pending, add_to_output, place_of
+from guidance.models.added_heads import ProjectedHeads, add_pending, add_to_output, place_of
 from guidance.models.canary import evaluating, send, used_parameters
 from guidance.models.families import supported
 from guidance.models.methods import drop_marker, refuse_implementation, replace_forward, save_pretrained
@@ -212,7 +212,7 @@ class Handle(GuidedModel):
             pal = self.plan.pal
             assert pal is not None
             joined, is_after = place_of(self.model, module, pal.placement)
-            added = ProjectedAttention(pal, _width(module))
+            added = ProjectedHeads(pal, _width(module))
             self._attach(module, "pal", added)
             self.sites[added] = added.guide_sites = sites
             self._undo.append(partial(_leave_out, self, added))

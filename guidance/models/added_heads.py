@@ -52,8 +52,11 @@ class Pal:
             raise PlanError("pal: an empty list of layers", hint="leave the key out to mean all of them")
 
 
-class ProjectedAttention(nn.Module):
+class ProjectedHeads(nn.Module):
     """The extra heads of one layer; 591,616 parameters from 768 to 256."""
+
+    # no "Attention" in the name: transformers thinks that where code has such a class, such as standalone code, no attention
+    # function can be chosen
 
     is_causal = False
 
@@ -144,7 +147,7 @@ def place_of(model: nn.Module, attention: nn.Module, placement: str) -> tuple[nn
 
 def add_to_output(module: nn.Module, arguments: Any, output: Any) -> Any:
     """After a module of a pre-norm layer has run: add the output of the layer's extra heads to its own."""
-    pal: ProjectedAttention = module.__dict__["guide_pal"][0]
+    pal: ProjectedHeads = module.__dict__["guide_pal"][0]
     if pal.pending is None:
         return None
     added, pal.pending = pal.pending, None
@@ -155,7 +158,7 @@ def add_to_output(module: nn.Module, arguments: Any, output: Any) -> Any:
 
 def add_pending(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Before a normalisation runs: add the output of the layer's extra heads to its input."""
-    pal: ProjectedAttention = module.__dict__["guide_pal"][0]
+    pal: ProjectedHeads = module.__dict__["guide_pal"][0]
     if pal.pending is None:
         return None
     size = arguments[0].shape[1]  # shorter than the sequence if the model runs its feed-forward part in chunks

@@ -13,7 +13,7 @@ from typing import Any
 from guidance.errors import InputError
 from guidance.patterns.catalogue import PATTERNS
 from guidance.plan import Plan
-from pipelines.probing.heads import TABLE
+from pipelines.probing.heads import TABLE, heads_of
 from pipelines.progress import Progress
 from pipelines.stages import discover_accept, discover_score
 from pipelines.stages.discover_score import PLAN
@@ -108,14 +108,16 @@ def command_for(findings: Artifact, store: Store, plan: str | Path | None = None
 def _like_the_model(discovery: Artifact, stage: str, store: Store) -> dict[str, Any]:
     """The settings with which a stage trains a model like the one that was scored: those of its own training, or else that model
     to start from."""
+    is_causal = stage == "pretrain" and heads_of(discovery)[0]["stack"] == "decoder"
+    objective = {"objective": "clm"} if is_causal else {}
     try:
         with store.load_input(discovery, "model", verify=False) as model:
             if model.manifest["stage"] != stage:
-                return {"init": model.reference}
+                return {"init": model.reference, **objective}
             settings = model.manifest["config"]
     except ArtifactMissing:  # it is a folder, or gone
         folder = discovery.manifest["config"].get("folder", "")
-        return {"init": folder if (Path(folder) / "config.json").is_file() else "MODEL"}
+        return {"init": folder if (Path(folder) / "config.json").is_file() else "MODEL", **objective}
     names = ("init", *TRAINING) if settings.get("init") else (*SHAPE, *TRAINING)
     kept = {name: settings[name] for name in names if settings.get(name) not in (None, "", "auto", 0)}
     if "epochs" in kept:  # steps count only where no epochs are given

@@ -50,7 +50,7 @@ class TextAttention:
         labels: of its tokens.
         maps: of each site (H, T, T), float32.
         heads: in the order of layers.
-        cut: whether the text was longer than the model reads.
+        cut: whether the text was too long and was cut.
     """
 
     labels: Sequence[str]
@@ -73,6 +73,7 @@ def look(
     """The attention of a model on a text.
 
     Args:
+        length: how many tokens are read at most.
         random_seed: of random weights for a model of the same shape without a plan; None for the model itself with its plan at
             work.
 

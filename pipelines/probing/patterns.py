@@ -11,6 +11,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from guidance.options import too_many_digits
 from pipelines.probing.probe import SequencesConfig
+from pipelines.text.records import check_utf8
 
 if TYPE_CHECKING:
     from guidance.patterns.pattern import Pattern
@@ -44,6 +45,7 @@ def spec_of(text: str) -> str | dict[str, Any]:
     if it is an inline table that is not TOML."""
     from guidance.patterns.catalogue import PATTERNS
 
+    check_utf8(text, "the pattern")
     text = text.strip()
     if text.startswith("{"):
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
+from guidance.errors import InputError
 from pipelines.engine.declaration import Opening, Take
 from pipelines.inputs import Model, is_dataset
 from pipelines.progress import log
@@ -27,7 +29,12 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
     except ArtifactMissing:
         if not Path(reference).is_file():
             raise
-        made = corpus.run([reference], corpus.Config(valid=0.0), store=store, progress=progress)
+        try:
+            made = corpus.run([reference], corpus.Config(valid=0.0), store=store, progress=progress)
+        except InputError as error:
+            if error.hint and "--" in error.hint:  # flags of the stage, which a probe does not have
+                error.hint = f"guide build-corpus {shlex.quote(reference)} makes a corpus to give in its place; there {error.hint}"
+            raise
         assert made is not None, "only shards give None"
         data = opening.load(made.reference)
         config = config.model_copy(update={"split": "train"})

@@ -32,6 +32,8 @@ ALWAYS: Cuts = {
     ("guidance.registry", "missing_package"): "return None",
     # plan and model were checked when the folder was written
     ("guidance.guide", "Guide._check"): "return None",
+    ("guidance.options", "check_digits"): "return None",
+    ("guidance.options", "Within.check"): "return None",
     ("guidance.site_plans", "_check_head"): "return None",
     ("guidance.sites", "check_selector"): "return None",
     ("guidance.guide", "selectors_of"): "return tuple(value) if isinstance(value, list | tuple) else (value,)",

@@ -11,6 +11,8 @@ from typing import Any
 from guidance.errors import InputError, reason_of
 from pipelines.text.readers import read_small
 
+COLUMNS = ("layer", "head", "score")
+
 
 def read_scores(path: Path) -> dict[tuple[int, int], float]:
     """The score of each (layer, head), from a file with the columns layer, head and score.
@@ -19,37 +21,54 @@ def read_scores(path: Path) -> dict[tuple[int, int], float]:
     cannot be read, or is not such a table.
     """
     wanted = "JSON, CSV or Parquet with columns layer, head and score"
+    scores: dict[tuple[int, int], float] = {}
     try:
-        if path.suffix.lower() == ".parquet":
-            import pyarrow.parquet as parquet
-
-            table = parquet.read_table(io.BytesIO(read_small(path))).to_pylist()
-        elif path.suffix.lower() == ".csv":
-            table = list(csv.DictReader(io.StringIO(read_small(path).decode("utf-8-sig"))))
-        else:
-            table = json.loads(read_small(path))
-        if isinstance(table, list) and all(isinstance(row, list) for row in table):
-            table = [{"layer": la, "head": h, "score": s} for la, row in enumerate(table) for h, s in enumerate(row)]
-        scores: dict[tuple[int, int], float] = {}
-        for row in table:
-            layer, head = _whole(row["layer"]), _whole(row["head"])
+        for number, row in enumerate(_rows(path), 1):
+            layer, head, score = _values(row, number)
             if (layer, head) in scores:
                 raise ValueError(f"layer {layer}, head {head} occurs twice")
-            scores[layer, head] = float(row["score"])
-    except (
-        ArithmeticError,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        OSError,
-        csv.Error,
-    ) as error:
+            scores[layer, head] = score
+    except (ArithmeticError, ValueError, RecursionError, OSError, csv.Error) as error:
         raise InputError(f"{path}: not a table of scores ({reason_of(error)})", hint=wanted) from error
     if not scores:
         raise InputError(f"{path}: no scores found", hint=wanted)
     return scores
+
+
+def _rows(path: Path) -> list[Any]:
+    """The rows of a file.  Raises ValueError if it has none, or two columns of one name."""
+    if path.suffix.lower() == ".parquet":
+        import pyarrow.parquet as parquet
+
+        rows: list[Any] = parquet.read_table(io.BytesIO(read_small(path))).to_pylist()
+        return rows
+    if path.suffix.lower() == ".csv":
+        reader = csv.DictReader(io.StringIO(read_small(path).decode("utf-8-sig")))
+        names = list(reader.fieldnames or ())
+        if twice := [name for name in COLUMNS if names.count(name) > 1]:
+            raise ValueError(f"two columns are called {twice[0]}")
+        return list(reader)
+    table = json.loads(read_small(path))
+    if not isinstance(table, list):
+        raise ValueError("it is no list of rows")
+    if all(isinstance(row, list) for row in table):
+        return [{"layer": la, "head": h, "score": s} for la, row in enumerate(table) for h, s in enumerate(row)]
+    return table
+
+
+def _values(row: Any, number: int) -> tuple[int, int, float]:
+    """The layer, the head and the score of a row.  Raises ValueError if it lacks one of them."""
+    if not isinstance(row, dict):
+        raise ValueError(f"row {number} is not a table")
+    for name in COLUMNS:
+        if name not in row:
+            raise ValueError(f"row {number} has no column {name}")
+        if row[name] in (None, ""):
+            raise ValueError(f"row {number} has no {name}")
+    try:
+        return _whole(row["layer"]), _whole(row["head"]), float(row["score"])
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ValueError(f"row {number}: {reason_of(error)}") from error
 
 
 def _whole(value: Any) -> int:

@@ -80,6 +80,12 @@ def json_documents(lines: Iterable[tuple[int, str]], name: str, fields: Fields, 
         yield fields.document(text, id_, name, "line", number, notes)
 
 
+def check_utf8(text: str, what: str = "the text") -> None:
+    """Raises InputError for what a user wrote with bytes that are not UTF-8; Python keeps them as halves of surrogate pairs."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise InputError(f"{what} is not UTF-8", hint="iconv -f latin1 -t utf8 converts it")
+
+
 def check_unicode(text: str, what: str, place: str) -> None:
     """Raises InputError when a text has half of a surrogate pair, which JSON can spell and no file can hold."""
     try:

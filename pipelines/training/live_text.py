@@ -29,6 +29,7 @@ from guidance.patterns.features import FEATURES
 from guidance.plan import Plan
 from guidance.statistics.texts import Word, word_features
 from guidance.statistics.words import word_spans
+from pipelines.text.records import check_utf8
 from pipelines.text.sentence_rules import split_sentences
 from pipelines.text.tokenizer_files import (
     TOKENIZER_FILES,
@@ -126,8 +127,10 @@ class LiveModel:
         """Raises InputError if a model with this configuration cannot do what this class is for."""
 
     def read(self, texts: Sequence[str]) -> Batch:
-        """Texts as a batch on the device of the model.  Raises InputError if a token is outside of the vocabulary of
-        the model."""
+        """Texts as a batch on the device of the model.  Raises InputError if a text is not valid Unicode, or a token is
+        outside of the vocabulary of the model."""
+        for text in texts:
+            check_utf8(text)
         encodings, device = self.tokenizer.encode_batch(list(texts)), self.model.device
         self.cut += sum(bool(encoding.overflowing) for encoding in encodings)
         rows = [self._ids(encoding) for encoding in encodings]

@@ -14,6 +14,7 @@ from pipelines.statistics.cooccurrence_table import load_table, read_vocabulary
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.text.records import check_utf8
 from pipelines.text.tokenizer_files import load_tokenizer
 
 __all__ = ["Context", "contexts_of", "dense", "newest"]
@@ -67,8 +68,7 @@ def contexts_of(
     for what, value in (("word", word), ("text", text)):
         if not value.strip():
             raise InputError(f"the {what} is empty", hint='for example: guide cooccur show is --text "he is swimming"')
-        if any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise InputError(f"the {what} is not UTF-8")
+        check_utf8(value, f"the {what}")
     if len(text) + len(word) > LONGEST:
         raise InputError(f"the text has {len(text):,} characters; the limit is {LONGEST:,}", hint="use a shorter text")
     tokenizer = load_tokenizer({"tokenizer.json": artifact.read("tokenizer/tokenizer.json")})

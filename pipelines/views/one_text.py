@@ -25,6 +25,7 @@ from guidance.statistics.cooccurrence import cooccurrence_table
 from guidance.statistics.roles import parts_of_speech
 from guidance.statistics.texts import Word, word_features
 from pipelines.storage.store import Store
+from pipelines.text.records import check_utf8
 from pipelines.text.spacy_models import load_spacy
 from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, special_ids, tokenizer_files
 from pipelines.training.live_text import words_of
@@ -110,8 +111,7 @@ def read(
         MachineError: the spaCy model is not installed.
     """
     for written in (text or "", *(features or {}).values()):
-        if any("\ud800" <= letter <= "\udfff" for letter in written):
-            raise InputError("the text is not UTF-8")
+        check_utf8(written)
     values: dict[str, Sequence[Any]] = {}
     if text is None and not parser:
         words, values = _sample()

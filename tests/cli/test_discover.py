@@ -71,6 +71,20 @@ def test_attention_is_that_of_the_model_as_json_and_pictures(
     assert [line.split(":")[0] for line in done.err.splitlines()] == ["drawn", "drawn", "drawn", "written"]
 
 
+def test_a_caption_runs_from_left_to_right_whatever_the_text_is_written_in(
+    guide: Callable[..., Any], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captions: list[str] = []
+
+    def drawn(*args: Any, caption: str, **more: Any) -> bytes:
+        captions.append(caption)
+        return b"picture"
+
+    monkeypatch.setattr("pipelines.drawing.attention_grid", drawn)
+    assert guide("attention", folder, "--text", "שלום", "--png", "one.png").code == 0
+    assert captions[0].startswith("\N{LEFT-TO-RIGHT MARK}“שלום” Most on ")
+
+
 def test_the_page_of_attention_shows_a_text_of_several_lines_as_one(
     guide: Callable[..., Any], folder: str, tmp_path: Path
 ) -> None:
@@ -94,6 +108,8 @@ def test_the_page_of_attention_shows_a_text_of_several_lines_as_one(
         ),
         (["--text", "a", "--png", "x.gif"], "--png"),
         (["--text", "a", "--pdf", "x.png"], "--pdf"),
+        (["--text", "caf\udce9"], "the text is not UTF-8"),
+        (["--text", "a", "--device", "gpu"], "'gpu'"),
     ],
 )
 def test_attention_refuses(guide: Callable[..., Any], folder: str, flags: list[str], message: str) -> None:
@@ -102,9 +118,23 @@ def test_attention_refuses(guide: Callable[..., Any], folder: str, flags: list[s
 
 
 def test_attention_reads_the_text_before_the_model(guide: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(" "))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b" ")))
     done = guide("attention", "nowhere")
     assert done.code == 2 and "the text is empty" in done.err
+
+
+def test_other_bytes_than_utf8_are_refused_with_advice_that_can_be_followed(
+    guide: Callable[..., Any], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 is bad")))
+    done = guide("attention", folder)
+    assert done.code == 2 and "the text is not UTF-8" in done.err and "iconv" in done.err
+    done = guide("discover", "score", folder, written(tmp_path, "good.txt", TEXT), "--patterns", "caf\udce9")
+    assert done.code == 2 and "the pattern is not UTF-8" in done.err
+    (tmp_path / "bad.txt").write_bytes(b"caf\xe9 is bad")
+    done = guide("discover", "score", folder, tmp_path / "bad.txt")
+    assert done.code == 2 and "bad.txt', line 1, byte 3: not utf-8" in done.err
+    assert "guide build-corpus" in done.err and "--encoding latin-1" in done.err
 
 
 def test_tokens_that_continue_a_word_are_marked() -> None:

@@ -170,6 +170,8 @@ def test_a_model_follows_its_own_plan(work: SimpleNamespace) -> None:
         (["plain", "a value", "--scores", "heads.json"], "--scores are for"),
         (["plain", "a <<value>>", "--plan", "PLAN", "--scores", "heads.json"], "heads.json: cannot be read"),
         (["plain", "a value", "--top-p", 0.5], "are for --sample"),
+        (["plain", "a value", "--seed", 5], "are for --sample"),
+        (["plain", "caf\udce9"], "the text is not UTF-8"),
         (["plain", ""], "the prompt is empty"),
         (["plain", "a value " * 600], "has room for"),
         (["plain", "a value", "--plan", "preset:ag-causal"], "nothing in it acts"),

@@ -334,7 +334,11 @@ def test_a_model_of_a_family_that_cannot_be_guided_is_refused(guide):
     [
         ("[", "not a table of scores"),
         ("[]", "no scores found"),
-        ('[{"layer": 0, "head": 0}]', "not a table of scores"),
+        ('[{"layer": 0, "head": 0}]', "not a table of scores (row 1 has no column score)"),
+        ('[[1, 2], {"layer": 0}]', "row 1 is not a table"),
+        ('{"layer": [0], "head": [0], "score": [1]}', "it is no list of rows"),
+        ('[{"layer": 0, "head": 0, "score": ""}]', "row 1 has no score"),
+        ('[{"layer": 0, "head": 0, "score": [1]}]', "row 1: float() argument must be"),
         ('[{"layer": 0, "head": 0, "score": 1}, {"layer": 0, "head": 0, "score": 2}]', "occurs twice"),
         ('[{"layer": 0, "head": 0, "score": 1}]', "no score for layer 0, head 1"),
         ("7", "not a table of scores"),
@@ -351,6 +355,9 @@ def test_scores_that_do_not_fit_the_model_are_refused(guide, text, message):
     answer = guide("plan", "check", "plan.toml", "--model", "roberta:2x2", "--scores", "scores.json")
     assert answer.code == 2, answer.out
     assert message in answer.err
+    Path("twice.csv").write_text("layer,head,score,score\n0,0,1,2\n")
+    twice = guide("plan", "check", "plan.toml", "--model", "roberta:2x2", "--scores", "twice.csv")
+    assert (twice.code, "two columns are called score" in twice.err) == (2, True)
     missing = guide("plan", "check", "plan.toml", "--model", "roberta:2x2", "--scores", "none.csv")
     assert (missing.code, "none.csv: cannot be read" in missing.err) == (2, True)
     assert "give --model too" in guide("plan", "check", "plan.toml", "--scores", "scores.json").err

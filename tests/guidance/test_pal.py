@@ -16,7 +16,7 @@ from guidance.checkpoint import load, save
 from guidance.errors import PlanError
 from guidance.guide import Guide
 from guidance.installation import Handle, install
-from guidance.models.added_heads import Pal, ProjectedAttention
+from guidance.models.added_heads import Pal, ProjectedHeads
 from guidance.plan import Plan
 from tests.guidance.models import SEQ2SEQ, batch, oracle_loss, pair_batch, tiny_model
 
@@ -209,7 +209,7 @@ def test_outputs_loss_and_gradients_follow_the_equations(family: str, placement:
     other = tiny_model(family, "sdpa" if family == "modernbert" else "eager").double().train()
     written: dict[str, Written] = {}
     for module in handle.sites:
-        if not isinstance(module, ProjectedAttention):
+        if not isinstance(module, ProjectedHeads):
             continue
         name = module.guide_sites[0].name
         weights = {key: p.detach().clone().requires_grad_() for key, p in module.named_parameters()}
@@ -297,7 +297,7 @@ def test_every_added_parameter_learns_from_the_second_step_on(family: str, place
 
 def test_weights_and_biases_start_small_and_those_of_the_last_projection_at_zero() -> None:
     torch.manual_seed(0)
-    added = ProjectedAttention(Pal(width=64), 128)
+    added = ProjectedHeads(Pal(width=64), 128)
     for name, parameter in added.named_parameters():
         if name.startswith("up."):
             assert not parameter.any()
@@ -351,7 +351,7 @@ def test_patterns_act_on_added_heads_only(family: str) -> None:
 
 
 def layers_with_heads(model: PreTrainedModel) -> set[str]:
-    return {name for name, module in model.named_modules() if isinstance(module, ProjectedAttention)}
+    return {name for name, module in model.named_modules() if isinstance(module, ProjectedHeads)}
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_a_checkpointed_pass_leaves_no_pending_output_and_gives_every_added_para
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     guidance = handle.guide(**inputs)
     (selected(model(**inputs, guidance=guidance).logits, inputs).square().mean() + guidance.loss()).backward()
-    assert all(module.pending is None for module in handle.sites if isinstance(module, ProjectedAttention))
+    assert all(module.pending is None for module in handle.sites if isinstance(module, ProjectedHeads))
     assert all(p.grad is not None for name, p in model.named_parameters() if ".guided." in name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,9 @@ def test_findings_become_a_plan_that_trains(scored: tuple[Store, str, str, str],
         ({"heads": ["0-4=next"]}, "head 4 does not exist: the model has heads 0 to 3"),
         ({"heads": ["1-2=next", "1-2=previous"]}, "head 1-2 has two patterns, next and previous"),
         ({"patterns": ["next", "previous", "self", "first", "window"]}, "head 4 does not exist"),
+        ({"heads": ["0-0=next"], "patterns": ["previous"]}, "--patterns beside --heads"),
+        ({"heads": ["0-0=next"], "most": 1}, "--most beside --heads"),
+        ({"heads": ["0-0=next"], "into": "least-important"}, "--into least-important beside --heads"),
     ],
 )
 def test_what_cannot_be_accepted_is_refused(
@@ -139,6 +143,17 @@ def test_a_folder_and_a_text_file_are_enough(tmp_path: Path) -> None:
     ), "running text has no labels to fine-tune on"
     with pytest.raises(UnknownName):
         discover_score.run(folder, text, discover_score.Config(patterns=["nothing_like_it"]), store=store)
+
+
+def test_a_decoder_is_trained_further_as_one(tmp_path: Path) -> None:
+    store = Store(tmp_path / "artifacts")
+    trained = trainings.train(store, trainings.sequences(store), layers=1, heads=2, steps=1, objective="clm")
+    folder = tmp_path / "folder"
+    shutil.copytree(trained.artifact.path, folder, ignore=shutil.ignore_patterns("artifact.json"))
+    text = written(tmp_path, "text.txt", "the dog saw the man .\n" * 12)
+    found = discover_score.run(str(folder), text, discover_score.Config(sequence_length=16), store=store).artifact
+    made = discover_accept.run(found.reference, discover_accept.Config(heads=["0-0=previous"]), store=store).artifact
+    assert command_for(made, store).endswith(f"--init {folder} --objective clm")
 
 
 def test_few_heads_have_no_candidates(tmp_path: Path) -> None:

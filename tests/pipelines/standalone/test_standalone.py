@@ -19,16 +19,16 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
+from transformers import AutoModelForMaskedLM, BertModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 import guidance
 from guidance.errors import InputError
-from guidance.models.added_heads import Pal
+from guidance.models.added_heads import Pal, ProjectedHeads
 from guidance.plan import Plan
 from pipelines.standalone.folder import Exported, export_standalone
 from pipelines.storage.store import Store
-from tests.guidance.models import DECODERS, PAD, SEQ2SEQ, batch, inputs_of, tiny_model
+from tests.guidance.models import DECODERS, PAD, SEQ2SEQ, batch, inputs_of, tiny_config, tiny_model
 from tests.guidance.plans import EVERY, PLANS, guide, install_plan, installed
 from tests.guidance.test_cache import EVERYTHING
 
@@ -232,6 +232,38 @@ def test_it_opens_where_this_package_is_not_installed(
                 states = model(**inputs, output_hidden_states=True).hidden_states[-1]
             mask = inputs["attention_mask"][:, :, None]
             torch.testing.assert_close(sentences, (states * mask).sum(1) / mask.sum(1), **CLOSE)
+
+
+_OPENS_BARE = """
+import torch, transformers
+
+folder, result = sys.argv[1:]
+model = transformers.AutoModel.from_pretrained(folder, trust_remote_code=True)
+with torch.no_grad():
+    torch.save(model(**torch.load(folder + "/inputs.pt")).last_hidden_state, result)
+"""
+
+
+def test_an_encoder_with_added_heads_is_the_first_model_that_a_process_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers judges by the code whether the attention function can be chosen, and later models inherit what it found."""
+    model = BertModel(tiny_config("bert")).eval()
+    handle = guidance.install(model, Plan((guide("mask", "next", "pal:0"),), Pal(width=8)))
+    for module in model.modules():
+        if isinstance(module, ProjectedHeads):
+            torch.nn.init.normal_(module.up.weight)  # which begins at 0
+    guidance.save(handle, tmp_path / "model", tokenizer=tokenizer())
+    folder, result = tmp_path / "out", tmp_path / "found.pt"
+    export_standalone(str(tmp_path / "model"), Store(tmp_path / "store"), folder)
+    inputs = {key: value for key, value in inputs_of("bert").items() if key != "labels"}
+    torch.save(inputs, folder / "inputs.pt")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "its modules"))
+    command = [sys.executable, "-I", "-c", NOT_INSTALLED + _OPENS_BARE, str(folder), str(result)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with torch.no_grad():
+        torch.testing.assert_close(torch.load(result), model(**inputs).last_hidden_state, **CLOSE)
 
 
 def test_the_code_imports_nothing_else_and_defines_all_that_it_names(tmp_path: Path) -> None:

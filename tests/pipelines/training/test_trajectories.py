@@ -175,13 +175,15 @@ def examples(store: Store, folder: Path) -> dict[str, Artifact]:
         ).artifact
 
     texts = [f"{'very ' * (n % 5)}good number {n}" for n in range(35)]
+    # no two are alike, since rounding would rank equal answers
+    praises = [" ".join("very" if n >> bit & 1 else "so" for bit in range(6)) for n in range(35)]
     questions = [
         {"text": f"ball {n}", "choices": [f"{n + k}" for k in range(2 + n % 2)], "label": 0} for n in range(35)
     ]
     words = [("Ada", "B-PER"), ("Lovelace", "I-PER"), ("went", "O"), ("to", "O"), ("Paris", "B-LOC")]
     return {
         "reviews": built("reviews.csv", "text,label\n" + "".join(f"{t},{n % 3}\n" for n, t in enumerate(texts))),
-        "scores": built("scores.csv", "text,label\n" + "".join(f"{t},{t.count('very') / 2}\n" for t in texts)),
+        "scores": built("scores.csv", "text,label\n" + "".join(f"{t},{t.count('very') / 2}\n" for t in praises)),
         "questions": built("questions.jsonl", "\n".join(map(json.dumps, questions)), choices_column="choices"),
         "tags": built(
             "tags.conll",

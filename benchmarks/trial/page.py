@@ -55,7 +55,8 @@ def blocks_of(phase: str, results: Results, floors: Mapping[str, float], costs: 
         yield Grid(f"{phase}-scores", scores(rows, tested=phase in TESTED_USES))
         if phase in TESTED_USES:
             yield Prose(
-                "The p-values are corrected by Holm's method over the rows of a task.  The last column is the true difference that "
+                "Differences are tested once all seeds of a task are known.  The p-values are corrected by Holm's method over the rows "
+                "of a task.  The last column is the true difference that "
                 "these seeds would have shown with a probability of 0.8 at a level of 0.05 divided by the number of these rows."
             )
         return
@@ -101,7 +102,7 @@ def scores(rows: Sequence[Row], tested: bool = False) -> Table:
             never are.
     """
     means = {(row["label"], row["seed"]): float(np.mean(row["scores"])) for row in rows}
-    groups = by_label(rows)
+    groups = by_label(sorted(rows, key=_task_and_place))
     gains: dict[str, dict[str, list[float]]] = {}
     for label, mine in groups.items():
         task, _, arm = label.partition(": ")
@@ -121,6 +122,12 @@ def scores(rows: Sequence[Row], tested: bool = False) -> Table:
         known = [label, str(len(mine)), cell([means[label, row["seed"]] for row in mine]), *tests.get(label, ())]
         lines.append([*known, *[MISSING] * (len(titles) - len(known))])
     return Table("scores, beside those of the models without guides", titles, lines)
+
+
+def _task_and_place(row: Row) -> tuple[str, bool]:
+    """By which rows of scores are sorted: those of a task together, the model without guides first."""
+    task, _, arm = row["label"].partition(": ")
+    return task, arm != NONE
 
 
 def induction(rows: Sequence[Row]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import textwrap
@@ -75,7 +76,10 @@ def attention_command(
     if text is None and sys.stdin.isatty():
         session.tell("reading the text from the terminal; Ctrl-D ends")
     if text is None:
-        text = sys.stdin.buffer.read(1 << 20).decode(errors="surrogateescape")
+        # bytes that are not UTF-8 are kept for now, and refused as those of --text are
+        stdin = io.TextIOWrapper(sys.stdin.buffer, "utf-8", "surrogateescape")
+        text = stdin.read(1 << 20)
+        stdin.detach()
     text = text.strip()
     if not text:
         raise InputError("the text is empty", hint='for example: --text "The dog saw the man, and it barked."')

@@ -58,13 +58,15 @@ class Config(stage.Config):
 def _check_written(config: Config, references: Mapping[str, Any]) -> None:
     """Raises InputError if a head is not written as LAYER-HEAD=PATTERN, or settings exclude each other, and PlanError if there is no
     such pattern."""
-    if config.heads:
-        others = {"patterns": config.patterns, "most": config.most != Config.model_fields["most"].default}
-        others["into least-important"] = config.into == "least-important"
-        for name in (name for name, given in others.items() if given):
-            raise InputError(
-                f"--{name} beside --heads, which says what goes into which head", hint="leave one of them out"
-            )
+    others = {
+        "--patterns": bool(config.patterns),
+        "--most": config.most != Config.model_fields["most"].default,
+        "--into least-important": config.into == "least-important",
+    }
+    if config.heads and (given := [flag for flag, is_given in others.items() if is_given]):
+        raise InputError(
+            f"{given[0]} beside --heads, which says what goes into which head", hint="leave one of them out"
+        )
     for pattern in [head_of(text)[1] for text in config.heads] or config.patterns:
         read_written(pattern)
 

@@ -60,7 +60,9 @@ def build(run: Run[Config]) -> None:
     if watched.number < FEW:
         split = f"of the split {config.split}"
         read = counted(watched.number, f"sequence {split} is read", f"sequences {split} are read")
-        run.warn(f"only {read}, so what stands out may be chance; a longer text, or --split and --limit, choose others")
+        run.warn(
+            f"only {read}, so what stands out may be chance; give a longer text, or choose others by --split and --limit"
+        )
     patterns, left_out = measurable(config.patterns, watched.known)
     with run.progress.task("relevance", total=watched.number, unit="sequences") as bar:
         known = survey(watched, patterns, config.batch_size, lambda _, read: bar.advance(read))

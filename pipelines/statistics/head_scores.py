@@ -28,7 +28,7 @@ def read_scores(path: Path) -> dict[tuple[int, int], float]:
             if (layer, head) in scores:
                 raise ValueError(f"layer {layer}, head {head} occurs twice")
             scores[layer, head] = score
-    except (ArithmeticError, ValueError, RecursionError, OSError, csv.Error) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError, OSError, csv.Error) as error:
         raise InputError(f"{path}: not a table of scores ({reason_of(error)})", hint=wanted) from error
     if not scores:
         raise InputError(f"{path}: no scores found", hint=wanted)

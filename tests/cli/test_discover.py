@@ -129,6 +129,9 @@ def test_other_bytes_than_utf8_are_refused_with_advice_that_can_be_followed(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 is bad")))
     done = guide("attention", folder)
     assert done.code == 2 and "the text is not UTF-8" in done.err and "iconv" in done.err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a" + "é ".encode() * 500_000)))
+    done = guide("attention", folder)
+    assert done.code == 0, "a text is cut between characters, not between bytes"
     done = guide("discover", "score", folder, written(tmp_path, "good.txt", TEXT), "--patterns", "caf\udce9")
     assert done.code == 2 and "the pattern is not UTF-8" in done.err
     (tmp_path / "bad.txt").write_bytes(b"caf\xe9 is bad")

@@ -83,7 +83,7 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", sorted(SCRIPTS & set(TINY)))
 def test_benchmark_runs(
     name: str,
@@ -287,6 +287,7 @@ def test_claims_about_a_gpu_are_held_against_what_was_measured(
     assert unknown[0] == "agreement: within the limits" and all("512" not in name for name in unknown)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("part", parts.PARTS)
 def test_a_part_of_the_measurement_on_a_gpu_runs_alone(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -305,6 +306,7 @@ def test_a_part_of_the_measurement_on_a_gpu_runs_alone(
     assert (tmp_path / "gpu.md").read_text() == gpu_page(found)
 
 
+@pytest.mark.every
 def test_what_runs_on_a_gpu_needs_none_of_the_other_packages() -> None:
     others = {
         "typer",

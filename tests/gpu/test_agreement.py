@@ -11,7 +11,7 @@ from tests.guidance.plans import PLANS
 no_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=no_cuda)])
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2", "t5"])

@@ -241,7 +241,7 @@ def _checkpointed(family: str, name: str, reentrant: bool | None) -> tuple[Run, 
     return run(model, handle, inputs_of(family)), model, handle
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
 @of_cases([case for case in CASES if case[0] != "albert"])
 def test_checkpointing_changes_neither_losses_nor_gradients(family: str, name: str) -> None:

@@ -320,7 +320,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @every_family
 def test_the_loss_on_scores_follows_the_equations(family: str) -> None:
     check(family, LOSSES)

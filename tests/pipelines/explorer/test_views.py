@@ -27,6 +27,7 @@ def shares(page: Page, layer: int, number: int, example: int = 0, side: int = 0)
     return np.square(raw).reshape(int(len(raw) ** 0.5), -1)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("width", "least"), [(1280, 26), (1920, 48), (2560, 64)])
 def test_pictures_grow_with_the_window_and_all_heads_may_fill_it(
     browser: Any, tmp_path: Path, width: int, least: int
@@ -197,7 +198,7 @@ def test_the_difference_of_two_models_is_b_minus_a(browser: Any, tmp_path: Path)
         assert abs(told - expected) < 0.06
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["svg", "png"])
 @pytest.mark.parametrize("what", ["map", "lines", "heads"])
 def test_figures_are_whole_and_say_what_they_show(tab: Any, page: Page, kind: str, what: str, tmp_path: Path) -> None:

@@ -292,7 +292,7 @@ def of_two_processes(request: pytest.FixtureRequest, world: World, every: bool) 
     return folders
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 def test_two_processes_learn_the_same_as_one(
     whole: tuple[str, Path], of_two_processes: Mapping[str, Sequence[Path]]
 ) -> None:

@@ -228,6 +228,8 @@ def _read(session: Session, reference: str, model: str | None, scores: Path | No
         if scores is not None:
             raise InputError("--scores needs a model", hint="give --model too")
         return plan, None, {}
+    if scores is not None and not plan.selects_by_score():
+        session.tell(f"--scores {scores}: no guide of the plan selects heads by them")
     shape = plans.read_shape(model, session.store)
     try:
         return plan, shape, plans.reach_of(plan, shape, read_scores(scores) if scores else None)

@@ -34,6 +34,7 @@ from guidance.options import read_options, too_many_digits
 from guidance.patterns import PATTERNS
 from guidance.patterns.combinations import pattern_names
 from guidance.registry import missing_package
+from guidance.sites import is_by_score
 
 SIZE_LIMIT = 1 << 20
 _TABLES = {"guide", "pal", "packages"}
@@ -161,6 +162,10 @@ class Plan:
     def tables(self, *, training: bool = True) -> dict[str, str]:
         """The tables that its guides look up, each with the label of a guide; see `Guide.tables`."""
         return self._labelled(lambda guide: guide.tables, training)
+
+    def selects_by_score(self) -> bool:
+        """Whether a guide that counts selects its heads by a table of scores."""
+        return any(guide.enabled and any(map(is_by_score, guide.heads)) for guide in self.guides)
 
     def _labelled(self, names: Callable[[Guide], Iterable[str]], training: bool) -> dict[str, str]:
         """What the guides that count name, each with the label of the first that does."""

@@ -143,6 +143,11 @@ def select_heads(
     return {layer: tuple(sorted(head for other, head in chosen if other == layer)) for layer in layers}
 
 
+def is_by_score(selector: Selector) -> bool:
+    """Whether a selector compares heads by a table of scores, such as ``least important 3``."""
+    return bool(_BY_SCORE.fullmatch(str(_split(selector)[1])))
+
+
 _BY_SCORE = re.compile(
     r"(?P<end>least|most) important (?:(?P<number>\d{1,6})|(?P<fraction>0?\.\d+|1\.0*))(?P<per> per layer)?"
 )

@@ -86,6 +86,8 @@ def load_tables(config: Any, plan: Plan, corpora: Sequence[Artifact], store: Sto
             check_tokenizer(counts, corpora[0])
         if "cooccurrence" not in plan.tables():
             log.warning("--cooccur %s: no guide of the plan reads it", config.cooccur)
+    if config.scores and not plan.selects_by_score():
+        log.warning("--scores %s: no guide of the plan selects heads by them", config.scores)
     if config.masking:
         inputs["masking"] = store.load(config.masking, kind="model")
     return inputs

@@ -363,6 +363,15 @@ def test_scores_that_do_not_fit_the_model_are_refused(guide, text, message):
     assert "give --model too" in guide("plan", "check", "plan.toml", "--scores", "scores.json").err
 
 
+@pytest.mark.parametrize(("heads", "read"), [("0", False), ('"least important 1"', True)])
+def test_scores_that_select_no_head_are_named(guide, heads, read):
+    Path("plan.toml").write_text(ROW.format("mask", heads))
+    Path("scores.json").write_text("[[1, 2], [3, 4]]")
+    for command in ("show", "check"):
+        answer = guide("plan", command, "plan.toml", "--model", "roberta:2x2", "--scores", "scores.json")
+        assert (answer.code, "no guide of the plan selects heads by them" in answer.err) == (0, not read)
+
+
 def test_a_preset_without_its_prefix_gets_a_suggestion(guide):
     for command in ("show", "check"):
         answer = guide("plan", command, "ag")

@@ -216,6 +216,16 @@ def test_counts_that_no_guide_reads_are_warned_about(
     assert f"--cooccur {counts.reference}: no guide of the plan reads it" in caplog.text
 
 
+def test_scores_that_select_no_head_are_warned_about(
+    world: tuple[Store, Artifact, Artifact], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, data, _ = world
+    (tmp_path / "scores.csv").write_text("layer,head,score\n0,0,1\n")
+    with caplog.at_level(logging.WARNING):
+        trainings.train(store, data, scores=str(tmp_path / "scores.csv"), steps=1, seed=13)
+    assert "scores.csv: no guide of the plan selects heads by them" in caplog.text
+
+
 def test_a_non_finite_loss_of_the_generator_stops_the_run_before_an_update(
     world: tuple[Store, Artifact, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:

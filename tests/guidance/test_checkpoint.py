@@ -169,8 +169,15 @@ def test_weights_that_are_only_pickled_are_refused_and_never_opened(
     refused(folder, f"no safetensors, only {name}, which could run code")
     # a safetensors file of another name does not change that
     (folder / "other.safetensors").write_bytes(safetensors.torch.save({"x": torch.zeros(1)}))
-    refused(folder, "cannot be opened")
+    refused(folder, "no model.safetensors, only other.safetensors")
     assert not (tmp_path / "owned").exists()
+
+
+def test_weights_under_another_name_are_refused_with_advice(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.fp16.safetensors")
+    with pytest.raises(InputError, match=r"no model\.safetensors, only model\.fp16\.safetensors") as raised:
+        load_model(folder, AutoModelForMaskedLM)
+    assert "rename it to model.safetensors" in str(raised.value.hint)
 
 
 @pytest.mark.parametrize("named", ["evil.bin", "../elsewhere.safetensors", "/etc/x.safetensors", 3])

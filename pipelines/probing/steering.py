@@ -143,7 +143,9 @@ class Answering(Writer):
                     hint="cut the prompt",
                 )
             offsets = encoding.offsets[:length]  # of special tokens (0, 0)
-            first = next((token for token, (_, stop) in enumerate(offsets) if stop > end), length)
+            # the answer's first token may begin in the delimiter: a space belongs to the word after it
+            begin = end + len(delimiter)
+            first = next((token for token, (_, stop) in enumerate(offsets) if stop > begin), length)
             if not 0 < first < length or offsets[first][0] < end:
                 raise InputError(
                     f"{question.where}: no token of the model begins with the answer",

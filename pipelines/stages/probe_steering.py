@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -90,6 +91,8 @@ def prepare(opening: Opening[Config]) -> None:
     from guidance.plan import Plan
     from pipelines.training.run_inputs import PlanText
 
+    if opening.config.delimiter != " ":
+        opening.stage = replace(opening.stage, version=2)  # version 1 took it for a part of the answer
     called = opening.config.plan
     plan = Plan.load(called)
     if "marked" not in plan.needs(training=False):

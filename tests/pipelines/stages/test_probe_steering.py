@@ -108,6 +108,19 @@ def test_the_head_that_writes_what_it_looks_at_is_chosen(llama: str, tmp_path: P
         assert f"{writer.write(Prompt.parse(prompt), max_new_tokens=3)} ".startswith(f" {answer} ")
 
 
+def test_what_stands_between_prompt_and_answer_is_not_part_of_the_answer(llama: str, tmp_path: Path) -> None:
+    """Words mean the same to the probe at the end of a prompt and in the delimiter."""
+    store, cut = Store(tmp_path / "artifacts"), [(prompt.removesuffix(" it"), answer) for prompt, answer in MARKED[::3]]
+    files = {" it ": cut, " ": [(f"{prompt} it", answer) for prompt, answer in cut]}
+    found = []
+    for number, (delimiter, prompts) in enumerate(files.items()):
+        path = written(tmp_path, f"{number}.jsonl", prompts)
+        made = probe_steering.run(llama, path, probe_steering.Config(top=1, delimiter=delimiter), store=store).artifact
+        found.append((pq.read_table(made.path / "heads.parquet").to_pylist(), made.counts["plain"]))
+    assert found[0] == found[1]
+    assert found[0][0][0]["right"] == 1.0
+
+
 def test_heads_are_chosen_that_are_good_for_every_file(
     llama: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -362,7 +362,7 @@ def open_model(
     if (folder / ADAPTER_FILE).exists():
         raise InputError(f"{folder}: an adapter, which could point at another model", hint="merge it into its model")
     _shards(folder / INDEX_FILE)
-    if not weights_of(folder):
+    if not (files := weights_of(folder)):
         others = sorted(path.name for path in folder.glob("*.safetensors"))
         raise InputError(
             f"{folder}: no {WEIGHTS_FILE}, only {', '.join(others[:3])}",
@@ -370,7 +370,7 @@ def open_model(
         )
     model_class = auto_class or _class_of(config, settings, str(folder / CONFIG_FILE))
     source: dict[str, Any] = {"pretrained_model_name_or_path": folder, "local_files_only": True}
-    names = {name for path in weights_of(folder) for name in _tensor_names(path)}
+    names = {name for path in files for name in _tensor_names(path)}
     guided = MARKER in names or any(map(is_extra, names))
     with _opening(folder):
         if guided:  # pass the model's own tensors only; transformers would report the others

@@ -143,8 +143,7 @@ class Answering(Writer):
                     hint="cut the prompt",
                 )
             offsets = encoding.offsets[:length]  # of special tokens (0, 0)
-            # the answer's first token may begin in the delimiter: a space belongs to the word after it
-            begin = end + len(delimiter)
+            begin = end + len(delimiter.rstrip(" "))  # spaces before a word are a part of it, as tokenizers have it
             first = next((token for token, (_, stop) in enumerate(offsets) if stop > begin), length)
             if not 0 < first < length or offsets[first][0] < end:
                 raise InputError(

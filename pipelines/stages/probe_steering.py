@@ -91,7 +91,7 @@ def prepare(opening: Opening[Config]) -> None:
     from guidance.plan import Plan
     from pipelines.training.run_inputs import PlanText
 
-    if opening.config.delimiter != " ":
+    if opening.config.delimiter.strip(" "):
         opening.stage = replace(opening.stage, version=2)  # version 1 took it for a part of the answer
     called = opening.config.plan
     plan = Plan.load(called)

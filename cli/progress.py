@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -123,7 +124,8 @@ def _clock(seconds: float) -> str:
 
 
 class _Messages(logging.Handler):
-    """Writes log records as lines to the current stderr; a warning once in a command, however many stages repeat it."""
+    """Writes log records as lines to the current stderr; a warning once in a command, however many stages repeat it, and an
+    exception each time, with its traceback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,10 +134,13 @@ class _Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             message, is_warning = record.getMessage(), record.levelno >= logging.WARNING
-            if is_warning and message in self.warned:
+            trace = traceback.format_exception(*record.exc_info) if record.exc_info else []
+            if is_warning and not trace and message in self.warned:
                 return
             self.warned |= {message} if is_warning else set()
             tell((f"{record.levelname.lower()}: " if is_warning else "") + escape(message))
+            for line in "".join(trace).splitlines():
+                tell(escape(line))
         except Exception:
             self.handleError(record)
 

@@ -7,13 +7,17 @@ import json
 import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from guidance.errors import InputError
 from guidance.patterns.catalogue import PATTERNS
 from guidance.plan import Plan
 from pipelines.probing.heads import TABLE, heads_of
+from pipelines.probing.patterns import read_written
 from pipelines.progress import Progress
 from pipelines.stages import discover_accept, discover_score
 from pipelines.stages.discover_score import PLAN
@@ -24,35 +28,77 @@ from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import features
 
 
-def accept(
-    marked: Mapping[str, Any], model: str, data: str, config: discover_score.Config, store: Store, progress: Progress
-) -> Mapping[str, Any]:
-    """Score the heads, unless that was done, and write the plan: the reference of the findings, the plan as text, and a command
-    that trains with it.  Raises InputError if nothing is marked, or if a head that the plan would replace is an added one.
+@dataclass(frozen=True)
+class Marks:
+    """Heads that a person marked, and how the plan takes them.
+
+    Attributes:
+        decisions: layer, head and pattern of each.
+        settings: those of `discover_accept`, but for what the person saw.
+    """
+
+    decisions: list[tuple[int, int, str]]
+    settings: discover_accept.Config
+
+    @property
+    def patterns(self) -> list[str]:
+        """The patterns, each once."""
+        return list(dict.fromkeys(pattern for _, _, pattern in self.decisions))
+
+
+def read_marks(marked: Mapping[str, Any]) -> Marks:
+    """Marks as the page sends them.
 
     Args:
         marked: ``decisions``, each with ``layer``, ``head``, ``kind`` and ``pattern``; ``into``, ``mechanism`` and ``pal`` as in
-            `discover_accept.Config`; ``seen``: what the person looked at.
+            `discover_accept.Config`.
+
+    Raises:
+        InputError: nothing is marked, a setting has no such value, or a head that the plan would replace is an added one.
+        PlanError: there is no such pattern.
     """
     decisions = _decisions(marked)
-    into = str(marked.get("into", "each-layer"))
-    patterns = list(dict.fromkeys(pattern for _, _, pattern in decisions))
+    patterns = dict.fromkeys(pattern for _, _, pattern in decisions)
+    for pattern in patterns:
+        read_written(pattern)
+    chosen = {name: marked[name] for name in ("into", "mechanism", "pal") if name in marked}
+    if chosen.get("into") == "found":
+        del chosen["into"]
+        chosen["heads"] = [f"{layer}-{head}={pattern}" for layer, head, pattern in decisions]
+    else:
+        chosen["patterns"] = list(patterns)
+    try:
+        return Marks(decisions, discover_accept.Config(**chosen))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise InputError(f"{problem['loc'][0]}: {problem['msg']}, not {problem['input']!r}") from error
+
+
+def accept(
+    marks: Marks,
+    seen: Mapping[str, Any],
+    model: str,
+    data: str,
+    config: discover_score.Config,
+    store: Store,
+    progress: Progress,
+) -> Mapping[str, Any]:
+    """Score the heads, unless that was done, and write the plan: the reference of the findings, the plan as text, and a command
+    that trains with it.  Raises what `discover_score.run` and `discover_accept.run` raise.
+
+    Args:
+        seen: what the person looked at.
+    """
     # the catalogue is measured as it is, unless a pattern is the person's own
-    known = config.model_copy(update={"patterns": [] if set(patterns) <= set(PATTERNS) else patterns})
-    scored = discover_score.run(model, data, known, store=store, progress=progress)
-    chosen: dict[str, Any] = {"patterns": patterns, "into": into}
-    if into == "found":
-        chosen = {"heads": [f"{layer}-{head}={pattern}" for layer, head, pattern in decisions]}
+    patterns = [] if set(marks.patterns) <= set(PATTERNS) else marks.patterns
+    scored = discover_score.run(
+        model, data, config.model_copy(update={"patterns": patterns}), store=store, progress=progress
+    )
     user = None
     with suppress(OSError, KeyError, ImportError):
         user = getpass.getuser()
-    seen = {"by": user, **dict(marked.get("seen", {})), "marked": [list(each) for each in decisions]}
-    settings = discover_accept.Config(
-        **chosen,
-        mechanism=marked.get("mechanism", "auto"),
-        pal=bool(marked.get("pal", False)),
-        seen=json.dumps(seen, ensure_ascii=False, sort_keys=True),
-    )
+    told = {"by": user, **seen, "marked": [list(each) for each in marks.decisions]}
+    settings = marks.settings.model_copy(update={"seen": json.dumps(told, ensure_ascii=False, sort_keys=True)})
     made = discover_accept.run(scored.reference, settings, store=store, progress=progress).artifact
     plan = made.read(PLAN).decode()
     return {"reference": made.reference, "plan": plan, "command": command_for(made, store)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import json
 import secrets
@@ -22,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from guidance.errors import GuideError
 from pipelines.explorer.export import MODULES
 from pipelines.explorer.side import FIRST_TEXT, Side
-from pipelines.explorer.workspace import Workspace, as_json
+from pipelines.explorer.workspace import Visit, Workspace, as_json
 from pipelines.progress import log
 
 MOST_BODY = 64 << 10
@@ -71,8 +72,8 @@ def in_address(host: str) -> str:
 class Guard:
     """What every request must pass before it is routed; see RFC 9110, section 7.2, for Host."""
 
-    def __init__(self, app: Starlette, hosts: tuple[str, ...], token: str, cookie: str) -> None:
-        self.app, self.hosts, self.token, self.cookie = app, hosts, token, cookie
+    def __init__(self, app: Starlette, hosts: tuple[str, ...], visits: Visits) -> None:
+        self.app, self.hosts, self.visits = app, hosts, visits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -110,30 +111,49 @@ class Guard:
                 return 413, f"at most {MOST_BODY:,} bytes"
         if scope["path"] in PAGE or scope["path"] == "/api/session":
             return None
-        if scope["path"].startswith("/api/") and not self._is_known(headers.getlist("cookie")):
+        if scope["path"].startswith("/api/") and self.visits.of(headers) is None:
             return 401, "open the address that the command printed"
         return None
 
-    def _is_known(self, cookies: list[str]) -> bool:
-        pairs = [pair.strip().partition("=") for line in cookies for pair in line.split(";")]
+
+class Visits:
+    """The browsers that opened the page with its token: each has a cookie of its own, under which it is known.
+
+    Args:
+        token: what the address has in its fragment; ``cookie``: the name of the cookies.
+    """
+
+    def __init__(self, token: str, cookie: str) -> None:
+        self.cookie, self._token = cookie, token
+        self._known: dict[bytes, Visit] = {}
+
+    def of(self, headers: Headers) -> Visit | None:
+        """The visit whose cookie a request carries; None if there is none, or if it carries several."""
+        pairs = [pair.strip().partition("=") for line in headers.getlist("cookie") for pair in line.split(";")]
         values = [value for name, _, value in pairs if name == self.cookie]
-        return len(values) == 1 and is_same(values[0], self.token)
+        return self._known.get(_digest(values[0])) if len(values) == 1 else None
+
+    def admits(self, token: Any) -> bool:
+        """Whether a token is that of the page."""
+        return isinstance(token, str) and hmac.compare_digest(_digest(token), _digest(self._token))
+
+    def begin(self) -> str:
+        """The value of the cookie of a new visit."""
+        value = secrets.token_urlsafe(24)
+        self._known[_digest(value)] = Visit()
+        return value
 
 
-def is_same(given: Any, secret: str) -> bool:
-    """Whether a text is a secret; compared as bytes, in constant time."""
-    return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
+def _digest(text: str) -> bytes:
+    """A digest, by which secrets are compared and found: how long that takes says nothing about them."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).digest()
 
 
 class Routes:
-    """Answers from a workspace.  Methods without ``async`` may take a while; Starlette runs them in threads.
+    """Answers from a workspace.  Methods without ``async`` may take a while; Starlette runs them in threads."""
 
-    Args:
-        token: what the address has in its fragment; ``cookie``: the name of the cookie that it is exchanged for.
-    """
-
-    def __init__(self, workspace: Workspace, token: str, cookie: str) -> None:
-        self.workspace, self.token, self.cookie = workspace, token, cookie
+    def __init__(self, workspace: Workspace, visits: Visits) -> None:
+        self.workspace, self.visits = workspace, visits
 
     def application(self) -> Starlette:
         """All routes, and what errors say."""
@@ -162,14 +182,15 @@ class Routes:
         return Response((files("pipelines.explorer") / "page" / name).read_bytes(), media_type=kind)
 
     async def session(self, request: Request) -> Response:
-        if not is_same((await body(request)).get("token"), self.token):
+        if not self.visits.admits((await body(request)).get("token")):
             return Json({"problem": "open the address that the command printed"}, 401)
         response = Json({"schema": 1})
-        response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
+        if self.visits.of(request.headers) is None:  # whoever opens the address again stays the same
+            response.set_cookie(self.visits.cookie, self.visits.begin(), httponly=True, samesite="strict", path="/")
         return response
 
     async def overview(self, request: Request) -> Response:
-        return Json(self.workspace.overview())
+        return Json({**self.workspace.overview(), "accepted": self._visit(request).accepted})
 
     def heads(self, request: Request) -> Response:
         return Json(self._side(request).heads())
@@ -178,7 +199,7 @@ class Routes:
         example = number(request, "example")
         answer = self._side(request).example(example)
         if example < FIRST_TEXT:
-            self.workspace.saw("examples", example)
+            self._visit(request).saw("examples", example)
         return Json(answer)
 
     def map(self, request: Request) -> Response:
@@ -196,19 +217,30 @@ class Routes:
         return Json({"schema": 1, "examples": examples})
 
     def preview(self, request: Request) -> Response:
-        return Raw(self._side(request).preview(number(request, "example"), pattern(request)))
+        drawn = self._side(request).preview(number(request, "example"), text := pattern(request).strip())
+        self._visit(request).saw("patterns", text)
+        return Raw(drawn)
 
     async def patterns(self, request: Request) -> Response:
         text = text_of((await body(request)).get("pattern"), "pattern")
-        return Json({"schema": 1, "name": await run_in_threadpool(self.workspace.try_pattern, text)})
+        name = await run_in_threadpool(self.workspace.try_pattern, text)
+        self._visit(request).saw("patterns", name)
+        return Json({"schema": 1, "name": name})
 
     async def text(self, request: Request) -> Response:
-        text = text_of((await body(request)).get("text"), "this")
-        return Json({"schema": 1, "example": await run_in_threadpool(self.workspace.try_text, text)})
+        text = " ".join(text_of((await body(request)).get("text"), "this").split())
+        example = await run_in_threadpool(self.workspace.try_text, text)
+        self._visit(request).saw("texts", text)
+        return Json({"schema": 1, "example": example})
 
     async def accept(self, request: Request) -> Response:
-        self.workspace.accept(await body(request))
+        self.workspace.accept(await body(request), self._visit(request))
         return Json({"schema": 1})
+
+    def _visit(self, request: Request) -> Visit:
+        visit = self.visits.of(request.headers)
+        assert visit is not None, "the guard lets nobody else through"
+        return visit
 
     def _side(self, request: Request) -> Side:
         return self.workspace.side(number(request, "model", 0))

@@ -1,7 +1,7 @@
 """Serves the page to one person on this machine.
 
-A request must name this server, or the address at which it arrived, as its host and carry a cookie, which the page gets for a
-token that stands only in the fragment of the address that is printed.  Nothing is shared with other origins, file names come
+A request must name this server, or the address at which it arrived, as its host and carry a cookie, which each browser gets for
+a token that stands only in the fragment of the address that is printed.  Nothing is shared with other origins, file names come
 from a table, and errors say nothing about the machine.
 """
 
@@ -119,7 +119,7 @@ def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Ite
         require(package, "'attention-guide[ui]'")
     import uvicorn
 
-    from pipelines.explorer.routes import Guard, Routes, in_address
+    from pipelines.explorer.routes import Guard, Routes, Visits, in_address
 
     listening = free_socket(host, port)
     number, token = listening.getsockname()[1], secrets.token_urlsafe(24)
@@ -127,9 +127,9 @@ def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Ite
     more = ["localhost"] if host in ("127.0.0.1", "::1", *_EVERYWHERE) else []
     more += [socket.gethostname().lower()] if host in _EVERYWHERE else []
     names = tuple(f"{name}:{number}" for name in (shown, *more))
-    cookie = f"guide_{number}"
+    visits = Visits(token, f"guide_{number}")
     config = uvicorn.Config(
-        Guard(Routes(workspace, token, cookie).application(), names, token, cookie),
+        Guard(Routes(workspace, visits).application(), names, visits),
         http=protocol(),
         log_level="error",
         access_log=False,

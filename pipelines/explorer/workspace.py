@@ -11,12 +11,13 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from guidance.errors import InputError
 from guidance.patterns.pattern import Pattern
 from pipelines.engine.declaration import opened
-from pipelines.explorer.accepting import accept
+from pipelines.explorer.accepting import accept, read_marks
 from pipelines.explorer.sentences import one_each
 from pipelines.explorer.side import Side
 from pipelines.explorer.worker import Worker
@@ -30,6 +31,31 @@ MOST_PATTERNS = 32
 
 MOST_TEXTS = 1000
 """Texts of one's own that may be tried."""
+
+
+@dataclass
+class Visit:
+    """What the person at one browser did.
+
+    Attributes:
+        examples, patterns, texts: what was looked at, each once, for the plan.
+        accepted: the plan that was made of the heads that were marked.
+    """
+
+    examples: list[int] = field(default_factory=list)
+    patterns: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    accepted: Mapping[str, Any] | None = None
+
+    def saw(self, what: Literal["examples", "patterns", "texts"], value: Any) -> None:
+        """Note what the person looked at."""
+        seen = getattr(self, what)
+        if value not in seen and len(seen) < 1000:
+            seen.append(value)
+
+    def seen(self) -> dict[str, list[Any]]:
+        """What was looked at so far."""
+        return {"examples": list(self.examples), "patterns": list(self.patterns), "texts": list(self.texts)}
 
 
 class Workspace:
@@ -63,8 +89,6 @@ class Workspace:
         self.tried: list[str] = []
         self.texts: dict[str, int] = {}
         self._reading = threading.Lock()
-        self.accepted: Mapping[str, Any] | None = None
-        self.seen: dict[str, list[Any]] = {"examples": [], "patterns": [], "texts": []}
         self._models = list(models.values())
         self._data: list[tuple[str, discover_score.Config]] = []
         self._opened = contextlib.ExitStack()
@@ -118,7 +142,6 @@ class Workspace:
             "tried": list(self.tried),
             "left_out": self.left_out,
             "can_accept": self.can_accept,
-            "accepted": self.accepted,
         }
 
     def side(self, number: int) -> Side:
@@ -126,11 +149,6 @@ class Workspace:
         if not 0 <= number < len(self.sides):
             raise InputError("there is no such model")
         return self.sides[number]
-
-    def saw(self, what: str, value: Any) -> None:
-        """Note what the person looked at, for the plan."""
-        if value not in self.seen[what] and len(self.seen[what]) < 1000:
-            self.seen[what].append(value)
 
     def try_text(self, text: str) -> int:
         """Read a text of the person's own with all models, on request; returns the number of its example.
@@ -145,7 +163,6 @@ class Workspace:
                     raise InputError(f"{MOST_TEXTS:,} texts were tried already; start anew to try more")
                 read = [side.ready().read(text) for side in self.sides]
                 (self.texts[text],) = {side.add_text(one) for side, one in zip(self.sides, read, strict=True)}
-                self.saw("texts", text)
             return self.texts[text]
 
     def try_pattern(self, text: str) -> str:
@@ -159,7 +176,6 @@ class Workspace:
         if len(self.tried) >= MOST_PATTERNS:
             raise InputError(f"{MOST_PATTERNS} patterns were tried already; start anew to try more")
         self.tried.append(text)
-        self.saw("patterns", text)
 
         def job() -> None:
             try:
@@ -172,18 +188,18 @@ class Workspace:
         self.worker.add(f"measuring {text}", job)
         return text
 
-    def accept(self, marked: Mapping[str, Any]) -> None:
-        """Turn marked heads into a plan, in the background; the result is in `overview`.  Raises InputError if nothing
-        may be written here."""
+    def accept(self, marked: Mapping[str, Any], visit: Visit) -> None:
+        """Turn marked heads into a plan, in the background, which then is that of the visit.  Raises InputError if nothing
+        may be written here, and what `read_marks` raises."""
         if not self.can_accept:
             raise InputError("this page only shows; nothing can be accepted")
+        marks, seen = read_marks(marked), visit.seen()
 
         def job() -> None:
-            self.accepted = None
+            visit.accepted = None
             bar = self.worker.progress("making the plan")
-            marks = {**marked, "seen": self.seen}
-            made = accept(marks, self._models[0], *self._data[0], self.store, bar)
-            self.accepted = {**made, "command": made["command"] + self._store_flag}
+            made = accept(marks, seen, self._models[0], *self._data[0], self.store, bar)
+            visit.accepted = {**made, "command": made["command"] + self._store_flag}
             self.worker.show()
 
         self.worker.add("making the plan", job)

@@ -92,6 +92,18 @@ def test_messages_are_shown_by_level(capsys):
         assert capsys.readouterr().err.splitlines() == expected
 
 
+def test_an_exception_is_shown_each_time_with_its_traceback(capsys):
+    set_up_logging()
+    for _ in range(2):
+        try:
+            raise ZeroDivisionError("of \x1b[31m nothing")
+        except ZeroDivisionError:
+            logging.getLogger("guide").exception("measuring")
+        told = capsys.readouterr().err.splitlines()
+        assert told[:2] == ["error: measuring", "Traceback (most recent call last):"]
+        assert told[-1] == "ZeroDivisionError: of \\x1b[31m nothing"
+
+
 def test_only_the_first_process_of_torchrun_speaks(capsys, monkeypatch):
     for rank, expected in (("0", ["warning: one"]), ("1", [])):
         monkeypatch.setenv("RANK", rank)

@@ -96,6 +96,7 @@ function showState() {
 
 // Read what is known of the heads, and show it.
 async function refresh() {
+  const told = lackingExample();
   build({ choose, mark, open: () => setAll(false) }, lock);
   await fill();
   offerChoices();
@@ -111,9 +112,25 @@ async function refresh() {
     }
   } else if (view.layer === null || page.sides.every((side) => side.heads)) { // or else the other model may have it
     const first = mostTelling();
-    read(view.layer === null ? "" : `There is no head ${nameOf(view)}. Head ${nameOf(first)} is shown.`);
+    read(told + (view.layer === null ? "" : `There is no head ${nameOf(view)}. Head ${nameOf(first)} is shown.`));
     await choose(first, { step: false });
+    return;
   }
+  if (told) {
+    read(told);
+  }
+}
+
+// Show the last example instead of one that the address names and that is not there; gives what to say of it.
+function lackingExample() {
+  const { examples } = page.overview.models[0];
+  const asked = view.example;
+  if (view.text || !examples || asked < examples) {
+    return "";
+  }
+  setExample(asked);
+  writeAddress();
+  return `There is no example ${asked}. Example ${view.example} is shown.`;
 }
 
 // step, adds: see the constructor of Grid.

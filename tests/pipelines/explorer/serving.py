@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import threading
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +46,20 @@ class Page:
     def token(self) -> str:
         """The secret of the address."""
         return self.address.partition("#token=")[2]
+
+    @functools.cached_property
+    def cookie(self) -> str:
+        """What a browser that has given the token sends."""
+        return self.visit()
+
+    def visit(self) -> str:
+        """The cookie of a new browser."""
+        sent = json.dumps({"token": self.token}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/api/session", sent, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return str(response.headers["Set-Cookie"]).partition(";")[0]
 
 
 def model_folder(folder: Path, *, heads: int = 6, layers: int = 2, strength: float = 1.0) -> str:

@@ -185,7 +185,7 @@ def test_the_command_of_a_plan_runs_as_it_is_copied(browser: Any, page: Page, gu
         tab.get_by_role("button", name="Copy the command").click()
         until(tab, "document.querySelector('#copied').textContent === 'copied'")
         copied = tab.evaluate("navigator.clipboard.readText()")
-    assert copied == page.workspace.overview()["accepted"]["command"]
+        assert copied == tab.locator("#accepted-command").inner_text()
     program, *arguments = shlex.split(copied)
     done = guide(*arguments, "--steps", 1, "--batch-size", 2)
     assert program == "guide" and done.code == 0, done.err
@@ -215,6 +215,20 @@ def test_a_head_that_is_not_there_is_told_and_another_one_shown(browser: Any, pa
         ready(tab)
         assert tab.locator("#reading").inner_text().startswith("There is no head 99-3. Head ")
         assert "layer=99" not in tab.url
+
+
+@pytest.mark.parametrize("when", ["opening", "open"])
+def test_an_example_that_is_not_there_is_told_and_the_last_one_shown(browser: Any, page: Page, when: str) -> None:
+    last = page.workspace.sides[0].ready().number - 1
+    with opened(browser, page.address + ("&example=9999" if when == "opening" else "")) as tab:
+        ready(tab)
+        if when == "open":
+            tab.evaluate("location.hash += '&example=9999'")
+        until(
+            tab,
+            f"document.querySelector('#reading').textContent === 'There is no example 9999. Example {last} is shown.'",
+        )
+        assert "example=9999" not in tab.url and tab.get_by_label("Example", exact=True).input_value() == str(last)
 
 
 def test_a_measurement_that_ends_does_not_undo_a_newer_choice(tab: Any, page: Page) -> None:
@@ -310,7 +324,7 @@ def test_a_page_whose_server_is_gone_says_so_and_keeps_its_pictures(browser: Any
 def test_a_page_notices_that_a_later_server_has_the_address_of_its_own(browser: Any, tmp_path: Path) -> None:
     with served(tmp_path, [model_folder(tmp_path / "model")]) as page, opened(browser, page.address) as tab:
         ready(tab)
-        tab.context.clear_cookies()  # what the page sends is the token of the server that has ended
+        tab.context.clear_cookies()  # what the page sends is the cookie of the server that has ended
         tab.get_by_text("The server has ended").wait_for(timeout=15_000)
         tab.context.new_page().goto(page.address)  # the address that the later one printed
         tab.get_by_text("The server has ended").wait_for(state="detached", timeout=15_000)

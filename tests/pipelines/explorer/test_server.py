@@ -47,7 +47,7 @@ def ask(
     for name in [] if host is None else [host] if isinstance(host, str) else host:
         connection.putheader("Host", name if ":" in name else f"{name}:{page.port}")
     if cookie is not None:
-        connection.putheader("Cookie", cookie or f"guide_{page.port}={page.token}")
+        connection.putheader("Cookie", cookie or page.cookie)
     for name, value in headers.items():
         connection.putheader(name, value.encode("latin-1"))
     if body is not None:
@@ -86,12 +86,13 @@ def test_other_hosts_are_refused_before_anything_else(page: Page, host: Any) -> 
         assert not any(name.startswith("access-control") for name in headers)
 
 
-@pytest.mark.parametrize("cookie", [None, "guide_1=x", "wrong", "\u00e9", "double"])
+@pytest.mark.parametrize("cookie", [None, "guide_1=x", "wrong", "token", "\u00e9", "double"])
 def test_data_need_the_cookie(page: Page, cookie: str | None) -> None:
     given = {
         "wrong": f"guide_{page.port}=" + "x" * len(page.token),
+        "token": f"guide_{page.port}={page.token}",
         "\u00e9": f"guide_{page.port}=\u00e9",
-        "double": f"guide_{page.port}={page.token}; guide_{page.port}={page.token}",
+        "double": f"{page.cookie}; {page.cookie}",
     }.get(cookie or "", cookie)
     headers = {} if given is None else {"Cookie": given}
     status, _, body = ask(page, "/api/overview", cookie=None, headers=headers)
@@ -104,6 +105,8 @@ def test_the_token_is_exchanged_for_a_cookie(page: Page) -> None:
     status, headers, _ = ask(page, "/api/session", method="POST", body=body, cookie=None, headers=JSON)
     assert status == 200
     assert "httponly" in headers["set-cookie"].lower() and "samesite=strict" in headers["set-cookie"].lower()
+    status, headers, _ = ask(page, "/api/session", method="POST", body=body, headers=JSON)
+    assert status == 200 and "set-cookie" not in headers, "whoever comes again stays the same"
     for wrong in ("", "x" * len(page.token), "\u00e9", None, 3):
         body = json.dumps({"token": wrong}).encode()
         assert ask(page, "/api/session", method="POST", body=body, cookie=None, headers=JSON)[0] == 401
@@ -215,7 +218,7 @@ def test_wrong_bodies_are_refused(page: Page, body: bytes, status: int) -> None:
 def test_a_body_of_unknown_length_is_cut_off(page: Page) -> None:
     connection = socket.create_connection(("127.0.0.1", page.port), timeout=10)
     head = (
-        f"POST /api/patterns HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nCookie: guide_{page.port}={page.token}\r\n"
+        f"POST /api/patterns HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nCookie: {page.cookie}\r\n"
         "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
     connection.sendall(head.encode())
@@ -412,3 +415,62 @@ def test_data_that_cannot_be_read_are_told_on_the_page(tmp_path: Path) -> None:
             time.sleep(0.05)
         told = json.loads(ask(page, "/api/overview")[2])
         assert told["state"]["phase"] in ("failed", "ready")
+
+
+def test_what_one_browser_did_is_not_that_of_another(tmp_path: Path) -> None:
+    with served(tmp_path, [model_folder(tmp_path / "model")]) as page:
+        anna, bob = page.visit(), page.visit()
+
+        def post(path: str, sent: Mapping[str, Any], cookie: str) -> None:
+            body = json.dumps(sent).encode()
+            assert ask(page, path, method="POST", body=body, cookie=cookie, headers=JSON)[0] == 200
+
+        def accepted(cookie: str, pattern: str) -> dict[str, Any]:
+            marked = [{"layer": 0, "head": 5, "kind": "self", "pattern": pattern}]
+            post("/api/accept", {"decisions": marked, "into": "found", "mechanism": "bias", "pal": False}, cookie)
+            page.workspace.wait()
+            made = json.loads(ask(page, "/api/overview", cookie=cookie)[2])["accepted"]
+            return dict(made)
+
+        post("/api/patterns", {"pattern": " next "}, anna)
+        assert ask(page, "/api/preview?example=0&pattern=distance+%3C+2", cookie=bob)[0] == 200
+        assert ask(page, "/api/example?example=1", cookie=bob)[0] == 200
+        post("/api/text", {"text": "anna  saw the dog"}, bob)
+        of_bob = accepted(bob, "matching_token")
+        assert json.loads(ask(page, "/api/overview", cookie=anna)[2])["accepted"] is None
+        of_anna = accepted(anna, "next")
+        assert json.loads(ask(page, "/api/overview", cookie=bob)[2])["accepted"] == of_bob != of_anna
+
+        seen = {
+            name: json.loads((page.store.load(made["reference"]).path / "findings.json").read_text())["seen"]
+            for name, made in (("anna", of_anna), ("bob", of_bob))
+        }
+        assert (seen["anna"]["patterns"], seen["anna"]["examples"], seen["anna"]["texts"]) == (["next"], [], [])
+        assert (seen["bob"]["patterns"], seen["bob"]["examples"]) == (["distance < 2"], [1])
+        assert seen["bob"]["texts"] == ["anna saw the dog"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"into": "somewhere"}, "into: "),
+        ({"into": 3}, "into: "),
+        ({"mechanism": "magic"}, "mechanism: "),
+        ({"pal": "perhaps"}, "pal: "),
+        ({"decisions": []}, "no head is marked"),
+        ({"decisions": [{"layer": 0, "head": 5, "pattern": "nothing"}]}, "unknown pattern"),
+        ({"decisions": [{"layer": "0", "head": 5, "pattern": "next"}]}, "a layer, a head and a pattern"),
+        ({"decisions": [{"layer": 0, "head": 5, "kind": "added", "pattern": "next"}]}, "one that a plan added"),
+    ],
+)
+def test_what_cannot_be_accepted_is_refused_at_once(page: Page, changed: Mapping[str, Any], says: str) -> None:
+    sent = {
+        "decisions": [{"layer": 0, "head": 5, "pattern": "next"}],
+        "into": "found",
+        "mechanism": "fix",
+        "pal": False,
+    }
+    status, _, body = ask(
+        page, "/api/accept", method="POST", body=json.dumps({**sent, **changed}).encode(), headers=JSON
+    )
+    assert status == 400 and says in json.loads(body)["problem"]

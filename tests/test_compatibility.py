@@ -36,7 +36,7 @@ MAY_HAVE_RISEN = {"pretrain": 1, "build-corpus": 1, "build-dataset": 2, "build-t
 
 ADDED_COUNTS = {
     "build-sequences": {"tokens_per_word"},
-    "pretrain": {"memory_bytes"},
+    "pretrain": {"memory_bytes", "unigram_floor"},
     "finetune": {"memory_bytes"},
 }
 """The counts that stages have made since."""

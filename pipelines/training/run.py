@@ -166,5 +166,7 @@ def build(
             " from context yet"
         )
     model_folder.write_model(run, prepared, outcome)
+    if floor is not None:
+        run.out.counts["unigram_floor"] = floor
     card = model_card.card(run, prepared.plan, outcome, prepared.learner.folders())
     run.out.write("README.md", card.encode())

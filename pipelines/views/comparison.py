@@ -301,14 +301,17 @@ def passed_losses(curve: Curve, window: int) -> tuple[float, ...]:
 
 
 def _above_floors(curves: Sequence[Curve], floors: Mapping[str, float]) -> list[str]:
-    """Notes on runs that have learned nothing from context."""
-    unigram = floors.get("unigram", -math.inf)
-    above = [curve.label for curve in curves if curve.valid and curve.valid[-1][1] > unigram - LEFT]
-    if not above or not floors:
+    """Notes on runs that have learned nothing from context: each is held against the floor of the tokens that it predicts itself,
+    if it says which that is, since runs of other seeds mask other tokens."""
+    if "unigram" not in floors:
+        return []
+    own = {curve: floors["unigram"] if curve.floor is None else curve.floor for curve in curves}
+    above = [curve for curve in curves if curve.valid and curve.valid[-1][1] > own[curve] - LEFT]
+    if not above:
         return []
     return [
-        f"no better than word frequencies alone ({unigram:.2f} nats), so a comparison with it says nothing about a"
-        f" model that has been trained: {', '.join(above)}"
+        "no better than word frequencies alone, so a comparison with it says nothing about a model that has been trained: "
+        + ", ".join(f"{curve.label} (they give {own[curve]:.2f} nats)" for curve in above)
     ]
 
 

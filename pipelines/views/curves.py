@@ -67,6 +67,7 @@ class Curve:
         tokens: tokens of each step.
         valid: validation losses of the same name.
         scores: other metrics evaluated during training, by their column, ``eval/<task>/<metric>``.
+        floor: the validation loss that word frequencies alone give on the tokens that this run predicts; None if it is not known.
     """
 
     label: str
@@ -77,6 +78,7 @@ class Curve:
     valid: Points = ()
     scores: Mapping[str, Points] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
+    floor: float | None = None
 
     @classmethod
     def of(cls, model: Artifact, label: str, *, loss: str | None = None) -> Curve:
@@ -102,7 +104,7 @@ class Curve:
         counts = {key: model.counts[key] for key in ("device", "precision", "processes") if key in model.counts}
         about = begun_with(model, pretrain.STAGE)
         origin = Origin(model.reference, about["config"], about["inputs"], True, counts)
-        return _curve(table, label, loss, origin)
+        return dataclasses.replace(_curve(table, label, loss, origin), floor=model.counts.get("unigram_floor"))
 
     @property
     def steps(self) -> range:

@@ -36,6 +36,7 @@ from pipelines.training import model_folder
 from pipelines.training.objectives import OBJECTIVES, OWNERS
 from pipelines.training.plan_inputs import model_input
 from pipelines.training.topics import TOPICS
+from pipelines.views.curves import read_curve
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -85,6 +86,7 @@ def test_a_run_tells_its_validations_and_the_loss_of_the_task_apart_from_that_of
     assert [line for line in lines if line.startswith("step ")] == told
     last = lines[lines.index(told[-1]) + 1 :]
     assert "no lower than what word frequencies alone give (4.072)" in last[0]
+    assert read_curve(found.out.strip(), store).floor == pytest.approx(4.072, abs=5e-4)
     assert last[1].startswith("done: "), "the last lines before the result say where it ended"
 
 

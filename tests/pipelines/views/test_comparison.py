@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 import struct
@@ -131,8 +132,20 @@ def test_floors_stand_below_the_runs_and_a_run_above_the_lowest_of_them_is_named
     assert ["floor:", "word", "frequencies", *["–"] * 5, "3.400"] in lines
     assert ["floor:", "the", "previous", "token", *["–"] * 5, "2.000"] in lines
     (note,) = (note for note in comparison.notes if "word frequencies alone" in note)
-    assert note.endswith(": plain")
+    assert note.endswith(": plain (they give 3.40 nats)")
     assert as_json(comparison)["floors"] == floors
+
+
+def test_a_run_is_held_against_the_floor_of_the_tokens_that_it_predicts_itself() -> None:
+    """Both have 3.5 nats; the masks of one hide rarer words than those of the shown floor, and those of the other commoner ones."""
+    runs = [
+        dataclasses.replace(curve(losses, name, valid=((8, 3.5),)), floor=floor)
+        for losses, name, floor in ((PLAIN, "rarer", 3.6), (GUIDED, "commoner", 3.2))
+    ]
+    (note,) = (
+        note for note in compare(singles(*runs), floors={"unigram": 3.4}).notes if "word frequencies alone" in note
+    )
+    assert note.endswith(": commoner (they give 3.20 nats)")
 
 
 def test_the_number_of_seeds_that_an_effect_needs() -> None:

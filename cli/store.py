@@ -118,11 +118,13 @@ def show(
     from pipelines.views.findings import findings_of
 
     with session.store.load(reference, verify=False) as artifact:
-        unlisted = artifact.unlisted_files()
+        unlisted, missing = artifact.unlisted_files(), artifact.missing_files()
         findings = [] if session.json else findings_of(artifact)
     names = [str(n) for n in session.store.names() if (n.kind, n.recipe) == (artifact.kind, artifact.recipe)]
     about = {"artifact": artifact.reference, "path": os.fspath(artifact.path), "names": names}
     session.answer(about | artifact.manifest, _shown(artifact, names, findings))
+    for name in missing:
+        log.warning("%s: missing", artifact.path / name)
     for name in unlisted:
         log.warning("%s: not in the manifest", artifact.path / name)
 

@@ -385,15 +385,23 @@ def open_model(
             dtype=dtype,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=bool(fields),
+            ignore_mismatched_sizes=True,  # they are refused below, by name
             **source,
         )
         model, info = opened
         if guided and (folder / "generation_config.json").is_file() and model.can_generate():
             model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    mismatched = sorted(info.get("mismatched_keys", ()))
+    if mismatched and not fields:
+        name, given, wanted = mismatched[0]
+        raise InputError(
+            f"{folder}: {name} has the shape {tuple(given)}, and by {CONFIG_FILE} it is {tuple(wanted)}"
+            + (f"; so it is with {len(mismatched) - 1:,} more" if mismatched[1:] else ""),
+            hint="configuration and weights are of different models",
+        )
     # a head that is asked for may start at random; a partly random encoder, or a head that the folder says it has, is an error
     trunk = "" if model.base_model is model or auto_class is None else f"{model.base_model_prefix}."
-    lacking = {*info["missing_keys"], *(key for key, *_ in info.get("mismatched_keys", ()))}
+    lacking = {*info["missing_keys"], *(key for key, *_ in mismatched)}
     missing = sorted(k for k in lacking if k.startswith(trunk) and ".pooler." not in f".{k}")
     if missing:
         raise InputError(

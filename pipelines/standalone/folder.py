@@ -100,6 +100,7 @@ def _frozen(source: Path, reference: str) -> tuple[Plan, list[int]]:
     """What the plan of a model does at inference, and the numbers of its rows in the plan that was given."""
     from guidance.checkpoint import read_progress
     from guidance.checkpoint.layout import ADAPTER_FILE, CONFIG_FILE
+    from guidance.checkpoint.opening import open_model
     from guidance.plan import Plan
 
     if (source / ADAPTER_FILE).exists():
@@ -116,6 +117,7 @@ def _frozen(source: Path, reference: str) -> tuple[Plan, list[int]]:
     }
     plan = Plan(tuple(rows.values()), given.pal)
     if not plan.shapes_outputs:
+        open_model(source, None, "auto")  # a folder that is damaged is refused as that
         raise InputError(
             f"{reference}: no plan shapes this model" + (", only its training" if given.guides else ""),
             hint=f"transformers opens it as it is: the folder {source}",

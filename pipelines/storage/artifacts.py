@@ -156,12 +156,20 @@ class Artifact:
 
     def unlisted_files(self) -> list[str]:
         """Files in the directory that the manifest does not list."""
+        return sorted(self._present() - set(self.manifest["files"]) - {MANIFEST})
+
+    def missing_files(self) -> list[str]:
+        """Files that the manifest lists and that are gone."""
+        return sorted(set(self.manifest["files"]) - self._present())
+
+    def _present(self) -> set[str]:
+        """The names of the files and links in the directory."""
         present = set()
         for folder, folders, files in os.walk(self.path):
             links = (name for name in folders if os.path.islink(os.path.join(folder, name)))
             inside = os.path.relpath(folder, self.path)
             present |= {name if inside == "." else f"{inside}/{name}" for name in (*files, *links)}
-        return sorted(present - set(self.manifest["files"]) - {MANIFEST})
+        return present
 
     def close(self) -> None:
         self._lock.release()

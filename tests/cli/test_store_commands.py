@@ -165,6 +165,13 @@ def test_lineage_marks_artifacts_that_are_gone_or_were_built_again(guide, here):
     assert "(" not in guide("lineage", "kid").out
 
 
+def test_show_warns_of_files_that_are_gone(guide, here):
+    assert "warning" not in guide("show", "wiki").err
+    (here.find("wiki") / "part-0.txt").unlink()
+    answer = guide("show", "wiki")
+    assert answer.code == 0 and answer.err.endswith("part-0.txt: missing\n")
+
+
 def test_verify_names_damaged_files_and_warns_of_unlisted_ones(guide, here):
     assert guide("verify").out == "2 verified, 0 damaged\n"
     folder = here.find("wiki")

@@ -451,6 +451,12 @@ def test_a_model_that_no_plan_shapes_is_not_exported(tmp_path: Path) -> None:
     assert "no plan shapes this model, only its training" in error.message
 
 
+@pytest.mark.parametrize("damaged", ["config.json", "model.safetensors"])
+def test_a_damaged_folder_without_a_plan_is_refused_as_that(damaged: str, tmp_path: Path) -> None:
+    error = refused(tmp_path, Plan(), lambda folder: (folder / damaged).write_bytes(b"{"))
+    assert "no plan shapes" not in error.message and "transformers opens it" not in str(error.hint)
+
+
 def test_adapters_and_folders_that_exist_are_refused(tmp_path: Path) -> None:
     def adapt(folder: Path) -> None:
         (folder / "adapter_config.json").write_text("{}")

@@ -129,7 +129,7 @@ TRAINING = ("objective", "learning_rate", "epochs", "steps", "batch_size", "max_
 
 def command_for(findings: Artifact, store: Store, plan: str | Path | None = None) -> str:
     """The command that trains a model like the one that was looked at, on the same data, with the plan of findings, or with
-    another file that has the same plan."""
+    another file that has the same plan.  What it needs and nobody has given stands there in capitals."""
     flags = {"plan": str(plan or findings.path / PLAN)}
     with ExitStack() as opened, suppress(ArtifactMissing):
         scored = opened.enter_context(store.load_input(findings, "discovery", verify=False))
@@ -139,11 +139,16 @@ def command_for(findings: Artifact, store: Store, plan: str | Path | None = None
         data = opened.enter_context(store.load_input(scored, "sequences", verify=False))
         needed = {need for need in features(Plan.load(str(findings.path / PLAN))) if need != "segment"}
         is_dataset, read = "shape" in data.counts, data.reference
-        if needed and "masks" in scored.manifest["inputs"]:
-            flags["masks"] = opened.enter_context(store.load_input(scored, "masks", verify=False)).reference
+        masks = None
+        if "masks" in scored.manifest["inputs"]:
+            masks = opened.enter_context(store.load_input(scored, "masks", verify=False))
+        if needed and masks is not None and needed <= set(masks.counts["columns"]):
+            flags["masks"] = masks.reference
         elif is_dataset:
             read = opened.enter_context(store.load_input(data, "corpus", verify=False)).reference
-            flags |= {"parser": asked["parser"]} if asked["parser"] and needed & set(SYNTAX) else {}
+            flags |= {"parser": asked["parser"] or "PARSER"} if needed & set(SYNTAX) else {}
+        elif needed:
+            flags["masks"] = "MASKS"
         stage = "finetune" if is_dataset else "pretrain"
         flags |= _like_the_model(scored, stage, store)
         written = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items()]

@@ -141,8 +141,18 @@ def test_a_folder_and_a_text_file_are_enough(tmp_path: Path) -> None:
     assert command_for(made, store) == (
         f"guide pretrain {sequences} --plan {made.path / 'plan.toml'} --init {folder}"
     ), "running text has no labels to fine-tune on"
+    accept = discover_accept.Config(patterns=["dependency"])
+    made = discover_accept.run(found.reference, accept, store=store).artifact
+    assert " --masks MASKS --init " in command_for(made, store), "no masks were given"
     with pytest.raises(UnknownName):
         discover_score.run(folder, text, discover_score.Config(patterns=["nothing_like_it"]), store=store)
+
+
+def test_a_pattern_of_syntax_needs_a_parser_to_train(scored: tuple[Store, str, str, str]) -> None:
+    store, _, data, reference = scored
+    made = discover_accept.run(reference, discover_accept.Config(patterns=["dependency"]), store=store).artifact
+    command = command_for(made, store)
+    assert command.startswith(f"guide finetune {data} --plan ") and " --parser PARSER " in command
 
 
 def test_a_decoder_is_trained_further_as_one(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", sorted(SCRIPTS & set(TINY)))
 def test_benchmark_runs(
     name: str,

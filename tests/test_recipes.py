@@ -117,7 +117,7 @@ def test_every_command_of_a_recipe_is_accepted(script: Path, scale: str, guide: 
     assert not (tmp_path / "artifacts").exists()
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("script", [path for path in OF_PAPERS if "table" in path.stem], ids=lambda path: path.stem)
 def test_the_rows_and_columns_of_a_report_are_those_of_runs_of_the_recipe(script: Path, tmp_path: Path) -> None:
     reports = []

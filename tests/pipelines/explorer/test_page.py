@@ -285,6 +285,7 @@ def test_an_address_leads_to_the_same_view(browser: Any, tab: Any, page: Page) -
         assert other.get_by_label("Colour").input_value() == "on next"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable_and_nothing_overflows(browser: Any, page: Page, scheme: str) -> None:
     with opened(browser, page.address, color_scheme=scheme) as tab:
@@ -330,6 +331,7 @@ def test_a_page_notices_that_a_later_server_has_the_address_of_its_own(browser: 
         tab.get_by_text("The server has ended").wait_for(state="detached", timeout=15_000)
 
 
+@pytest.mark.every
 def test_a_server_that_goes_away_while_the_page_reads_is_noticed_and_the_page_goes_on_when_it_is_back(
     browser: Any, tmp_path: Path
 ) -> None:
@@ -350,6 +352,7 @@ def test_a_server_that_goes_away_while_the_page_reads_is_noticed_and_the_page_go
             tab.locator("#maps canvas[aria-label]").first.wait_for(timeout=15_000)
 
 
+@pytest.mark.every
 def test_long_examples_are_drawn_and_read(browser: Any, tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
     text = "anna saw the dog . she fed it was glad her man ." * 60 + "\n"

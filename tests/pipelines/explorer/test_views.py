@@ -198,7 +198,7 @@ def test_the_difference_of_two_models_is_b_minus_a(browser: Any, tmp_path: Path)
         assert abs(told - expected) < 0.06
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", ["svg", "png"])
 @pytest.mark.parametrize("what", ["map", "lines", "heads"])
 def test_figures_are_whole_and_say_what_they_show(tab: Any, page: Page, kind: str, what: str, tmp_path: Path) -> None:
@@ -255,6 +255,7 @@ def test_captions_name_the_scale_of_their_colours_and_the_attention_of_both_mode
     assert "linear scale;" in words, "pictures of all heads have one scale, which ends at 100 %"
 
 
+@pytest.mark.every
 def test_a_caption_names_the_pattern_that_is_drawn_and_each_head_once(tab: Any, tmp_path: Path) -> None:
     ready(tab)
     head(tab, 0, 5).click()
@@ -321,6 +322,7 @@ def test_late_pictures_do_not_replace_newer_ones(tab: Any, page: Page) -> None:
     assert tab.locator("#grids").screenshot() == newer
 
 
+@pytest.mark.every
 def test_what_is_printed_is_the_figure_alone(tab: Any) -> None:
     ready(tab)
     tab.evaluate("window.print = () => { window.printed = true; }")

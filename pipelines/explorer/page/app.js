@@ -112,7 +112,7 @@ async function refresh() {
     }
   } else if (view.layer === null || page.sides.every((side) => side.heads)) { // or else the other model may have it
     const first = mostTelling();
-    read(told + (view.layer === null ? "" : `There is no head ${nameOf(view)}. Head ${nameOf(first)} is shown.`));
+    read([told, view.layer === null ? "" : `There is no head ${nameOf(view)}. Head ${nameOf(first)} is shown.`].join(" ").trim());
     await choose(first, { step: false });
     return;
   }

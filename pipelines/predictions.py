@@ -22,10 +22,12 @@ from pipelines.stages import dataset, evaluate, missing
 from pipelines.storage.files import machine_errors
 from pipelines.storage.store import Store
 from pipelines.text.blocks import Notes
+from pipelines.text.examples import NO_LABELS
 from pipelines.text.formats import FORMATS
 from pipelines.text.line_layout import check_not_columns
 from pipelines.text.readers import TextFile, format_of, known_extension
 from pipelines.text.sources import STDIN
+from pipelines.text.structured import ONE_SECTION
 from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import check_needs, model_input, read_tables
 from pipelines.training.task import Task
@@ -39,6 +41,10 @@ _OF_FILES = (
 
 _OF_MODELS = ("weights", "limit", "sequence_length", "parser", "scores", "batch_size", "device")
 """Settings of ``evaluate`` that have nothing to do with what is right."""
+
+
+_OF_LABELS = (NO_LABELS, ONE_SECTION)
+"""What is said of data without labels: files to predict need none."""
 
 
 def _fields(config: type[stage.Config], names: Sequence[str]) -> dict[str, Any]:
@@ -113,7 +119,7 @@ def predict(
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="guide-predict-")))
         own = Store(scratch / "artifacts")
         sources, config = _spool(stdin, files, config, scratch)
-        with warnings_only():
+        with warnings_only(without=_OF_LABELS):
             made = stack.enter_context(own.load(_dataset(task, sources, config, own, progress)))
             tokens = stack.enter_context(missing.build_sequences(made, str(folder), length, own, progress))
             inputs: dict[str, Any] = {"model": given, "corpus": made, "sequences": tokens}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 log = logging.getLogger("guide")
@@ -11,13 +11,19 @@ log = logging.getLogger("guide")
 
 
 @contextmanager
-def warnings_only() -> Iterator[None]:
-    """Without the messages of stages about artifacts that nobody will see."""
+def warnings_only(*, without: Sequence[str] = ()) -> Iterator[None]:
+    """Without the messages of stages about artifacts that nobody will see, and without warnings that hold one of some texts."""
     level = log.level
+
+    def is_told(record: logging.LogRecord) -> bool:
+        return not any(text in record.getMessage() for text in without)
+
     log.setLevel(max(level, logging.WARNING))
+    log.addFilter(is_told)
     try:
         yield
     finally:
+        log.removeFilter(is_told)
         log.setLevel(level)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.declaration import Command, Opening, Stage, Table, Take
 from pipelines.engine.stage import C, Run, knob
@@ -59,6 +60,14 @@ class ReadingConfig(stage.Config):
     limit: int = Field(0, ge=0, description="Maximum number of texts; 0 for all.")
     random: int | None = random_weights()
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
+
+
+def refuse_unread(config: stage.Config, names: Sequence[str], reason: str) -> None:
+    """Raises InputError if one of some settings, which are not read beside the others, is not its default; for flags that are
+    called as their settings are."""
+    for name in names:
+        if getattr(config, name) != type(config).model_fields[name].default:
+            raise InputError(f"--{name} has no effect: {reason}")
 
 
 @dataclass(frozen=True)

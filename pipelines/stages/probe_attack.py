@@ -17,8 +17,8 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
-from pipelines.probing.heads import shares, write_heads
-from pipelines.probing.probe import Findings, SequencesConfig, probe
+from pipelines.probing.heads import no_such_head, shares, write_heads
+from pipelines.probing.probe import Findings, SequencesConfig, probe, refuse_unread
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.learner import name_of_model
@@ -55,11 +55,20 @@ class Config(SequencesConfig):
     layer: int = Field(0, ge=0, description="The layer that maps.png shows, from 0.")
 
 
+def _check_settings(config: Config, references: Mapping[str, Any]) -> None:
+    """Raises InputError for a setting of another attack."""
+    if config.by == "plan":
+        refuse_unread(config, ("steps", "rate", "start"), "it is for --by freelb and smart")
+    elif config.by == "smart":
+        refuse_unread(config, ("steps",), "SMART takes one step; it is for --by freelb")
+
+
 def measure(run: Run[Config]) -> Findings:
     """The attention of every head without the attack and under it.
 
     Raises:
-        InputError: the plan of the model attacks nothing; or for FreeLB and SMART the model has no head for a task.
+        InputError: the plan of the model attacks nothing; for FreeLB and SMART the model has no head for a task; or it has no such
+            layer.
     """
     import torch
 
@@ -67,6 +76,14 @@ def measure(run: Run[Config]) -> Findings:
 
     config = run.config
     attack: PlanAttack | EmbeddingAttack = PlanAttack(run) if config.by == "plan" else EmbeddingAttack(run)
+    known = [
+        (site.layer, site.num_heads - 1)
+        for own in attack.handle.sites.values()
+        for site in own
+        if site.attention == "self"
+    ]
+    if config.layer not in dict(known):
+        raise no_such_head(config.layer, None, known)
     special = torch.tensor(attack.tokenizer.all_special_ids)
     means, masked, shown = {"": Means(), "_attacked": Means()}, Means(), None
     with run.progress.task("probe", total=attack.number, unit="examples") as bar:
@@ -77,8 +94,8 @@ def measure(run: Run[Config]) -> Findings:
             clean, attacked = (Watcher(special_BT, valid_BT, config.layer) for _ in means)
             attack.clean(batch, clean)
             hidden = attack.attacked(batch, attacked)
-            for known, watcher in zip(means.values(), (clean, attacked), strict=True):
-                known.add(watcher.figures)
+            for mean, watcher in zip(means.values(), (clean, attacked), strict=True):
+                mean.add(watcher.figures)
             if hidden:
                 masked.add({site: shares_B[:, None, None] for site, shares_B in hidden.items()})
             if shown is None:
@@ -95,7 +112,7 @@ def measure(run: Run[Config]) -> Findings:
             figures[name + when], units[name + when] = means[when].column(number), unit + words
     table = write_heads(run, figures, units)
     by_layer = _by_layer(table, {site.layer: float(share) for site, share in masked.column(0).items()})
-    if shown and shown[0] is not None:
+    if shown:
         run.out.write("maps.png", _picture(*shown, config, name_of_model(run.inputs["model"])))
     return Findings({"examples": means[""].examples, "heads": len(table)}, {"by_layer": by_layer}, {"by": config.by})
 
@@ -137,7 +154,7 @@ class PlanAttack:
         from pipelines.probing.sequences import WatchedSequences
 
         self._config, self._watched = run.config, WatchedSequences(run.inputs, run.config)
-        self.number, self.tokenizer = self._watched.number, self._watched.tokenizer
+        self.number, self.tokenizer, self.handle = self._watched.number, self._watched.tokenizer, self._watched.handle
         if not self._watched.handle.attacks:
             raise InputError(
                 "the plan of the model attacks nothing", hint="--by freelb or smart; or train with --plan preset:asa"
@@ -178,7 +195,11 @@ class EmbeddingAttack:
         from pipelines.training.adversarial import DEFAULTS
 
         self._config, self._held_out = run.config, HeldOut(run.inputs, run.config, run.config.seed)
-        self.number, self.tokenizer = self._held_out.number, self._held_out.tokenizer
+        self.number, self.tokenizer, self.handle = (
+            self._held_out.number,
+            self._held_out.tokenizer,
+            self._held_out.handle,
+        )
         self._embeddings: Any = self._held_out.model.get_input_embeddings()
         known, rate, start = DEFAULTS[run.config.by], run.config.rate, run.config.start
         self._rate = float(known["rate"] if rate is None else rate)
@@ -267,6 +288,7 @@ STAGE = probe(
     takes=ON_SEQUENCES,
     table=_table,
     writes={},
+    check=_check_settings,
     help="""Show what an attack does to attention: that of the model's plan, FreeLB or SMART.
 
     The table has, by layer, the share of query-key pairs that an adversary hides, and how spread attention is without and under the

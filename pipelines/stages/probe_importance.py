@@ -19,7 +19,7 @@ from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
 from pipelines.probing.heads import best, ends_of, head_columns, head_name, heads_of, number, write_heads
-from pipelines.probing.probe import Findings, SequencesConfig, probe
+from pipelines.probing.probe import Findings, SequencesConfig, probe, refuse_unread
 from pipelines.stages.reading import Reading
 from pipelines.storage.artifacts import Artifact
 
@@ -54,6 +54,12 @@ class Config(SequencesConfig):
     by_layer: bool = Field(False, description="Scale scores from 0 to 1 within each layer, not over all heads.")
     batch_size: int = Field(8, ge=1, description="Examples per batch, whose mean loss gives the gradient.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the masked words, for masked language models.")
+
+
+def _check_settings(config: Config, references: Mapping[str, Any]) -> None:
+    """Raises InputError for settings of gradients beside heads that are switched off."""
+    if config.by == "off":
+        refuse_unread(config, ("form", "accumulate"), "it is for --by taylor")
 
 
 def measure(run: Run[Config]) -> Findings:
@@ -107,6 +113,7 @@ STAGE = probe(
         "data": Reading("A dataset of its task, or its sequences; for a language model also any text file."),
     },
     table=_table,
+    check=_check_settings,
     writes={
         "heads.parquet of importance": head_columns(UNITS["taylor"]),
         "heads.parquet of importance by switching off": head_columns(UNITS["off"]),

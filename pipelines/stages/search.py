@@ -439,8 +439,10 @@ def build(run: Run, trials: Sequence[Trial] = (), task: str = "", labels: Sequen
         "select": run.config.select,
         "runs": len(trials),
         "chosen": [row["setting"] for row in rows if row["chosen"] and row["selected_on"]],
-        # a mean over different sets of rows would mean nothing
-        "metrics": {} if labels else {n: mean_and_sd([t.outcome.metrics.get(n) for t in reported]) for n in names},
+        # a mean over different sets of rows, or moments of pre-training, would mean nothing
+        "metrics": {}
+        if labels or along
+        else {n: mean_and_sd([t.outcome.metrics.get(n) for t in reported]) for n in names},
         "settings": _by_setting(trials, rows, names),
         **({"rows": list(labels)} if labels else {}),
         **({"along": along} if along else {}),
@@ -457,24 +459,38 @@ def _written(trial: Trial) -> str:
 def _by_setting(
     trials: Sequence[Trial], rows: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """For each setting: its mean validation over all folds and seeds that the choice has seen, and its deviation; how many of
-    these runs were chosen; its values; the validation of the runs that the choice has not seen; and the mean and deviation of
-    its test metrics, where it was tested."""
+    """For each setting its values, and what `_of_runs` says of its runs; with ``--along`` of those of each moment, under ``along``."""
     by_setting: dict[str, dict[str, Any]] = {}
     for setting in dict.fromkeys(row["setting"] for row in rows):
-        own = [(trial, row) for trial, row in zip(trials, rows, strict=True) if row["setting"] == setting]
-        first, seen = own[0][0], [row for _, row in own if row["selected_on"]]
-        fresh = [trial for trial, _ in own if not trial.selected_on]
-        tested = [trial.outcome.metrics for trial, _ in own if trial.outcome.evaluations]
+        own = [trial for trial, row in zip(trials, rows, strict=True) if row["setting"] == setting]
+        moments: dict[str, list[Trial]] = {}
+        for trial in own:
+            if trial.start:
+                moments.setdefault(str(trial.start.step), []).append(trial)
+        found = _of_runs(own, names)
+        if moments:
+            along = {step: _of_runs(part, names) for step, part in moments.items()}
+            found = {**mean_and_sd([None]), "chosen": found["chosen"], "along": along}
         by_setting[setting] = {
-            **mean_and_sd([row["valid"] for row in seen]),
-            "chosen": sum(row["chosen"] for row in seen),
-            "values": dict(first.shown),
-            **({} if first.rows is None else {"rows": list(first.rows)}),
-            **({FRESH: mean_and_sd([t.outcome.valid for t in fresh])} if fresh else {}),
-            **({"test": {name: mean_and_sd([one.get(name) for one in tested]) for name in names}} if tested else {}),
+            **found,
+            "values": dict(own[0].shown),
+            **({} if own[0].rows is None else {"rows": list(own[0].rows)}),
         }
     return by_setting
+
+
+def _of_runs(trials: Sequence[Trial], names: Sequence[str]) -> dict[str, Any]:
+    """The mean validation over all folds and seeds that the choice has seen, and its deviation; how many of these runs were chosen;
+    the validation of the runs that the choice has not seen; and the mean and deviation of the test metrics, where there are any."""
+    seen = [trial for trial in trials if trial.selected_on]
+    fresh = [trial for trial in trials if not trial.selected_on]
+    tested = [trial.outcome.metrics for trial in trials if trial.outcome.evaluations]
+    return {
+        **mean_and_sd([trial.outcome.valid for trial in seen]),
+        "chosen": sum(trial.chosen for trial in seen),
+        **({FRESH: mean_and_sd([trial.outcome.valid for trial in fresh])} if fresh else {}),
+        **({"test": {name: mean_and_sd([one.get(name) for one in tested]) for name in names}} if tested else {}),
+    }
 
 
 STAGE: Stage[Any] = Stage("search", "search", 1, Config, build)

@@ -31,6 +31,9 @@ from pipelines.text.records import (
     short_list,
 )
 
+NO_LABELS = "a test file has no labels"
+"""What is said of a test file without the column of the label."""
+
 _SHOWN = 5
 """Rows of a wrong length that a message names."""
 
@@ -220,7 +223,7 @@ def _numbers(
         if same or 1 <= (whole_number(wanted) or 0) <= width:
             numbers[role] = same[0] if same else int(wanted) - 1
         elif role == "label" and split == "test" and layout.label_column is not None:
-            notes.warn("a test file has no labels", place)
+            notes.warn(NO_LABELS, place)
         elif role != "label" or layout.label_column is not None:
             if names is not None:
                 columns_there = f"it has {short_list(names)}"

@@ -15,6 +15,7 @@ from pipelines.engine.stage import Run
 from pipelines.storage.tables import schema_of
 from pipelines.text.corpus_files import SPLITS
 from pipelines.text.encoding import Encoder, Tokens
+from pipelines.text.structured import ONE_SECTION
 from pipelines.text.tokenizer_files import plain_tokenizer
 
 NOT_TEXT = -1
@@ -181,7 +182,7 @@ _WARNINGS = {
     "short_documents": "document{s} had too few sentences and {were} dropped",
     "empty_oracles": "document{s} had no word in common with the summary, so that no sentence is right",
     "one_sentence": "document{s} had one sentence, so no boundary, and {were} dropped",
-    "one_section": "document{s} had one section, so no boundary is right",
+    "one_section": f"document{{s}} had {ONE_SECTION} is right",
     "cut_pairs": f"pair{{s}} had a side longer than a sequence and {{were}} cut; {_LONGER} {{them}} whole",
     "long_pairs": f"pair{{s}} had a side longer than a sequence and {{were}} dropped; {_LONGER} {{them}}",
     "empty_pairs": "pair{s} had a side without tokens and {were} dropped",

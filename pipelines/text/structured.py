@@ -21,6 +21,9 @@ from pipelines.text.examples import Layout
 from pipelines.text.records import check_unicode
 from pipelines.text.sentences import Splitter
 
+ONE_SECTION = "one section, so no boundary"
+"""What is said of documents without a boundary to learn or to find."""
+
 Part = str | list[str]
 """A paragraph or section: a text that is not split into sentences yet, or its sentences."""
 
@@ -100,7 +103,7 @@ class Documents:
         split = self._split(split, blocks)
         if self.shape == "segments":
             if len(blocks) == 1:
-                self.notes.warn("a document has one section, so no boundary", document.place)
+                self.notes.warn(f"a document has {ONE_SECTION}", document.place)
             if split == "test" and self._is_shared(blocks, document.place):
                 return None
         check_unicode(document.id or "", "the id", document.place)

@@ -15,25 +15,54 @@ from pipelines.views.figures import Summary
 
 
 def search_tables(search: Artifact) -> list[Table]:
-    """The validation of each setting, and the test metrics: of the chosen runs, or of every setting that was tested."""
-    counts, labels = search.counts, labels_of_settings(search)
-    settings = [(labels[name], found) for name, found in counts["settings"].items()]
+    """The validation of each setting, and the test metrics: of the chosen runs, or of every setting that was tested.  With
+    ``--along`` each moment of pre-training has a row of its own."""
+    counts = search.counts
+    settings, is_along = _settings(search), bool(counts.get("along"))
     fresh = any(FRESH in found for _, found in settings)
-    titles = ("setting", f"validation: {counts['select']}", *(["with test seeds"] if fresh else []), "runs chosen")
+    place = ["step"] if is_along else []
+    titles = (
+        "setting",
+        *place,
+        f"validation: {counts['select']}",
+        *(["with test seeds"] if fresh else []),
+        "runs chosen",
+    )
     rows = []
     for label, found in settings:
         of_tests = [_mean_and_sd(found[FRESH]) if FRESH in found else "–"] if fresh else []
-        rows.append((label, _mean_and_sd(found), *of_tests, f"{found['chosen']:,}"))
+        rows.append((*label, _mean_and_sd(found), *of_tests, f"{found['chosen']:,}"))
     tables = [Table(titles, rows)]
     tested = {label: found["test"] for label, found in settings if "test" in found}
     if len(tested) > 1:
         names = list(next(iter(tested.values())))
-        cells = [(label, *(_mean_and_sd(means[name]) for name in names)) for label, means in tested.items()]
-        tables.append(Table(("on the test split", *names), cells))
+        cells = [(*label, *(_mean_and_sd(means[name]) for name in names)) for label, means in tested.items()]
+        tables.append(Table(("on the test split", *place, *names), cells))
+    elif is_along:
+        names = list(next(iter(counts["along"].values())))
+        cells = [
+            (f"{int(step):,}", *(_mean_and_sd(means[name]) for name in names))
+            for step, means in counts["along"].items()
+        ]
+        tables.append(Table(("on the test split, after step", *names), cells))
     elif metrics := dict(counts["metrics"] or next(iter(tested.values()), {})):
         values = [(name, _mean_and_sd(found)) for name, found in metrics.items()]
         tables.append(Table(("metric", "on the test split"), values))
     return tables
+
+
+def _settings(search: Artifact) -> list[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """What was found of each setting, by how it is called; or with ``--along`` of each setting at each moment of pre-training."""
+    labels, settings = labels_of_settings(search), search.counts["settings"].items()
+    if not search.counts.get("along"):
+        return [((labels[name],), found) for name, found in settings]
+    return [
+        ((labels[name], f"{int(step):,}"), part)
+        for name, found in settings
+        for step, part in found.get(
+            "along", {}
+        ).items()  # none in a search by an earlier version, which mixed the moments
+    ]
 
 
 def labels_of_settings(search: Artifact) -> dict[str, str]:

@@ -260,7 +260,9 @@ def test_documents_are_summarised_and_divided(work: SimpleNamespace, caplog: pyt
     assert "summary" not in caplog.text, "a text without a summary is nothing to warn of"
 
     model = make(work, "t.txt", "a b\nc d\n==========\ne f\ng h\n", format="choi")
+    caplog.clear()
     (row,) = said(work.store, model, ["-"], "a b\nc d\ne f\n")
+    assert "one section" not in caplog.text, "nor is one without a boundary, which is to be found"
     assert [s for section in row["sections"] for s in section] == ["a b", "c d", "e f"]
     assert len(row["scores"]) == 2
     assert [score > 0.5 for score in row["scores"]].count(True) == len(row["sections"]) - 1

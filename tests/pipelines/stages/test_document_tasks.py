@@ -95,6 +95,17 @@ def test_a_segmenter_is_measured_by_document(store: Store, segments: Artifact) -
     assert any("contaminated: 6 test documents" in warning for warning in made.manifest["warnings"])
     assert [row["sentence"] for row in rows][:3] == [0, 1, 2]
     assert all((row["scores"][0] > 0.5) == (row["prediction"] == "1") for row in rows)
+    ends = [
+        n for n, row in enumerate(rows, 1) if n == len(rows) or rows[n]["sentence"] == 0
+    ]  # of documents, among boundaries
+    cut, some = measured(store, model, segments, limit=ends[1] + 1)
+    assert len(some) == ends[1] and cut.counts["documents"] == 2, "no document that the limit has cut"
+    assert any("--limit ends within a document, which is left out: 1 boundary" in w for w in cut.manifest["warnings"])
+    whole, _ = measured(store, model, segments, limit=ends[1])
+    assert not any("--limit" in warning for warning in whole.manifest["warnings"])
+    assert whole.counts["metrics"] == cut.counts["metrics"]
+    with pytest.raises(InputError, match="ends within the first document"):
+        measured(store, model, segments, limit=ends[0] - 1)
 
 
 def sequences_of(store: Store, data: Artifact, max_length: int = 128) -> Artifact:

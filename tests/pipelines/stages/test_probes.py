@@ -950,7 +950,8 @@ def test_an_attack_of_the_plan_switches_units_off_and_attention_changes(store: S
 def test_perturbed_embeddings_change_attention(store: Store, tmp_path: Path, by: Any) -> None:
     data = finetunings.build(store, tmp_path, {"train": finetunings.reviews(24), "valid": finetunings.reviews(6)})
     trained = finetunings.train(store, data, steps=30, learning_rate=0.01).reference
-    strong = probe_attack.Config(by=by, rate=3.0, steps=2)
+    steps = {"steps": 2} if by == "freelb" else {}
+    strong = probe_attack.Config(by=by, rate=3.0, **steps)
     made = probe_attack.run(trained, data.reference, strong, store=store).artifact
     layers = made.counts["by_layer"]
     assert all(row["masked"] is None for row in layers)
@@ -958,6 +959,25 @@ def test_perturbed_embeddings_change_attention(store: Store, tmp_path: Path, by:
     weak = probe_attack.run(trained, data.reference, probe_attack.Config(by=by, rate=1e-6, start=0.0), store=store)
     still = max(abs(row["entropy"] - row["entropy_attacked"]) for row in weak.artifact.counts["by_layer"])
     assert moved > 1e-3 > still
+    with pytest.raises(InputError, match="there is no layer 9: the model has layers 0 to 1"):
+        probe_attack.run(trained, data.reference, probe_attack.Config(by=by, layer=9), store=store)
     folder = saved(tmp_path / "model", matching())
     with pytest.raises(InputError):
         probe_attack.run(folder, data.reference, probe_attack.Config(by=by), store=store)
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings", "flag"),
+    [
+        (probe_attack, {"by": "smart", "steps": 50}, "steps"),
+        (probe_attack, {"rate": 0.1}, "rate"),
+        (probe_attack, {"start": 0.0}, "start"),
+        (probe_importance, {"by": "off", "form": "joint"}, "form"),
+        (probe_importance, {"by": "off", "accumulate": "scores"}, "accumulate"),
+    ],
+)
+def test_settings_that_a_probe_does_not_read_are_refused(
+    store: Store, stage: Any, settings: dict[str, Any], flag: str
+) -> None:
+    with pytest.raises(InputError, match=f"--{flag} has no effect: "):
+        stage.run("model", "data", stage.Config(**settings), store=store)

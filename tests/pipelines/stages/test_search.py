@@ -18,6 +18,7 @@ from pipelines.stages import evaluate, finetune, folds, pretrain, search, sequen
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
+from pipelines.views.search_tables import search_tables
 from pipelines.views.searches import compare_searches, equal_scores
 from tests import finetunings
 from tests.trainings import one_thread  # noqa: F401
@@ -224,6 +225,12 @@ def test_runs_start_from_each_snapshot_of_a_pre_training(store: Store, data: Art
         assert len({row["model"] for row in rows}) == 6
         means = result.artifact.counts["along"]
         assert means["3"]["accuracy"]["mean"] == statistics.fmean(row["test/accuracy"] for row in rows[2:4])
+        assert result.artifact.counts["metrics"] == {}, "a mean over moments means nothing"
+        validation, test = search_tables(result.artifact)
+        assert validation.titles[:3] == ("setting", "step", "validation: loss")
+        assert [row[1] for row in validation.rows] == [row[1] for row in test.rows] == ["0", "3", "6"]
+        losses = [row["valid"] for row in rows[2:4]]
+        assert validation.rows[1][2] == f"{statistics.fmean(losses):.4f} ± {statistics.stdev(losses):.4f}"
     tested = compare_searches(found, ["one", "two"])
     assert [each.metric for each in tested if each.metric.startswith("accuracy")] == [
         f"accuracy, step {step}" for step in (0, 3, 6)

@@ -14,11 +14,12 @@ from typing import Any, BinaryIO, Literal
 
 from pydantic import Field, create_model
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine import stage
 from pipelines.engine.stage import knob
-from pipelines.progress import Progress, warnings_only
+from pipelines.progress import Progress, log, warnings_only
 from pipelines.stages import dataset, evaluate, missing
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import machine_errors
 from pipelines.storage.store import Store
 from pipelines.text.blocks import Notes
@@ -121,6 +122,8 @@ def predict(
         sources, config = _spool(stdin, files, config, scratch)
         with warnings_only(without=_OF_LABELS):
             made = stack.enter_context(own.load(_dataset(task, sources, config, own, progress)))
+            if task.shape == "examples":
+                _check_pairs(made, missing.trained_pairs(model, store))
             tokens = stack.enter_context(missing.build_sequences(made, str(folder), length, own, progress))
             inputs: dict[str, Any] = {"model": given, "corpus": made, "sequences": tokens}
             for masks in missing.build_masks(
@@ -133,6 +136,25 @@ def predict(
         opened, handle = open_trained(weights, read_tables(inputs), config.device, task.opened_as())
         settings = evaluate.Config(split="test", limit=config.limit, batch_size=config.batch_size)
         yield from task.answers(stage.Work(settings, inputs, scratch, progress or Progress()), opened, handle)
+
+
+def _check_pairs(made: Artifact, are_pairs: bool | None) -> None:
+    """Warns of examples that are no pairs for a model of pairs, and the other way round.
+
+    Args:
+        are_pairs: whether the model learned pairs; None if that is not known.
+    """
+    number, pairs = made.counts["documents"], missing.number_of_pairs(made)
+    if are_pairs and pairs < number:
+        log.warning(
+            "%s no second text, and the model learned pairs; lines have a tab between their texts, and --pair-column names the second one",
+            counted(number - pairs, "has", "have", of=counted(number, "example")),
+        )
+    elif are_pairs is False and pairs:
+        log.warning(
+            "%s a second text, and the model learned single texts",
+            counted(pairs, "has", "have", of=counted(number, "example")),
+        )
 
 
 def _spool(stdin: BinaryIO | None, files: Sequence[str], config: Any, folder: Path) -> tuple[list[str], Any]:

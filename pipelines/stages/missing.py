@@ -240,6 +240,26 @@ def trained_summary(model: str, store: Store) -> int | None:
     return None
 
 
+def trained_pairs(model: str, store: Store) -> bool | None:
+    """Whether the examples that a model was trained on are pairs of texts; None if that is not known.  The model is a reference or
+    a folder."""
+    if Path(model).is_dir() and not (Path(model) / MANIFEST).exists():
+        return None
+    with ExitStack() as opened, suppress(ArtifactMissing):
+        artifact = opened.enter_context(store.load(model, kind="model", verify=False))
+        if "sequences" in artifact.manifest["inputs"]:
+            data = opened.enter_context(store.load_input(artifact, "sequences", verify=False))
+            dataset = opened.enter_context(store.load_input(data, "corpus", verify=False))
+            return number_of_pairs(dataset) > dataset.counts["documents"] / 2  # a second text may be empty
+    return None
+
+
+def number_of_pairs(dataset: Artifact) -> int:
+    """How many examples of a dataset of texts and pairs have a second text."""
+    pairs: int = dataset.counts["blocks"] - dataset.counts["documents"]
+    return pairs
+
+
 def _usual_length(folder: Path) -> int:
     """128 tokens, or as many as the model in a folder reads, if these are fewer."""
     if not (folder / "config.json").is_file():

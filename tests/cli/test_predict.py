@@ -226,11 +226,20 @@ def test_values_are_numbers(work: SimpleNamespace) -> None:
     assert set(row) == {"id", "prediction"} and isinstance(row["prediction"], float)
 
 
-def test_pairs_of_lines_are_parted_by_a_tab(work: SimpleNamespace) -> None:
+def test_pairs_of_lines_are_parted_by_a_tab(work: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     rows = "".join(f"a {i}\tb {i}\t{'yn'[i % 2]}\n" for i in range(8))
     model = make(work, "pairs.tsv", "text\tpair\tlabel\n" + rows, pair_column="pair")
     one, other = said(work.store, model, ["-"], "a 1\tb 1\na 1\n")
     assert one["scores"] != other["scores"]
+    assert "1 of 2 examples has no second text, and the model learned pairs" in caplog.text
+    caplog.clear()
+    said(work.store, model, ["-"], "a 1\tb 1\n")
+    assert "second text" not in caplog.text
+    single = make(work, "single.tsv", "text\tlabel\n" + "".join(f"a {i}\t{'yn'[i % 2]}\n" for i in range(8)))
+    said(work.store, single, ["-"], "a 1\n")
+    assert "second text" not in caplog.text
+    said(work.store, single, ["-"], "a 1\tb 1\n")
+    assert "1 of 1 example has a second text, and the model learned single texts" in caplog.text
 
 
 def test_questions_have_their_choices_in_json(work: SimpleNamespace) -> None:

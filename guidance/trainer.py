@@ -43,8 +43,8 @@ class GuidedTrainer(Trainer):
     """A ``Trainer`` whose model follows a plan.
 
     Its log has the parts of the loss beside ``loss``: ``loss/task``; ``guidance/<label>`` for each guide, before its weight
-    and schedule, but with its ``reference_length``; and for attacks ``adversary/divergence``, before its weight, and ``adversary/penalty``.  Evaluation measures the task
-    alone.  Checkpoints and saved models are folders that `guidance.load` opens.
+    and schedule, but with its ``reference_length``; and for attacks ``adversary/divergence``, before its weight, and
+    ``adversary/penalty``.  Evaluation measures the task alone.  Checkpoints and saved models are folders that `guidance.load` opens.
 
     Attributes:
         handle: the installed plan, see `guidance.installation.Handle`.

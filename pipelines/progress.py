@@ -12,7 +12,11 @@ log = logging.getLogger("guide")
 
 @contextmanager
 def warnings_only(*, without: Sequence[str] = ()) -> Iterator[None]:
-    """Without the messages of stages about artifacts that nobody will see, and without warnings that hold one of some texts."""
+    """Leave out messages about artifacts that nobody will see.
+
+    Args:
+        without: parts of warnings that are left out, too.
+    """
     level = log.level
 
     def is_told(record: logging.LogRecord) -> bool:

@@ -140,9 +140,9 @@ def command_for(findings: Artifact, store: Store, plan: str | Path | None = None
         needed = {need for need in features(Plan.load(str(findings.path / PLAN))) if need != "segment"}
         is_dataset, read = "shape" in data.counts, data.reference
         masks = None
-        if "masks" in scored.manifest["inputs"]:
+        if needed and "masks" in scored.manifest["inputs"]:
             masks = opened.enter_context(store.load_input(scored, "masks", verify=False))
-        if needed and masks is not None and needed <= set(masks.counts["columns"]):
+        if masks is not None and needed <= set(masks.counts["columns"]):
             flags["masks"] = masks.reference
         elif is_dataset:
             read = opened.enter_context(store.load_input(data, "corpus", verify=False)).reference

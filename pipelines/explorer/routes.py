@@ -117,7 +117,7 @@ class Guard:
 
 
 class Visits:
-    """The browsers that opened the page with its token: each has a cookie of its own, under which it is known.
+    """The browsers that opened the page with its token, each of which is known by a cookie of its own.
 
     Args:
         token: what the address has in its fragment; ``cookie``: the name of the cookies.
@@ -138,7 +138,7 @@ class Visits:
         return isinstance(token, str) and hmac.compare_digest(_digest(token), _digest(self._token))
 
     def begin(self) -> str:
-        """The value of the cookie of a new visit."""
+        """Begin a visit; gives the value of its cookie."""
         value = secrets.token_urlsafe(24)
         self._known[_digest(value)] = Visit()
         return value

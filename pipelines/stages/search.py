@@ -137,7 +137,9 @@ def run(data: str | Sequence[str], config: AnyConfig, *, store: Store, **options
         evaluations = [trial.evaluation for trial in trials if trial.evaluation is not None]
         inputs |= dict(zip(roles("evaluation", len(evaluations)), evaluations, strict=True))
         write = functools.partial(build, trials=trials, task=row.name, labels=labels)
-        return run_stage(replace(STAGE, config=type(config), build=write), config, inputs, store=store, **options)
+        version = STAGE.version if starts[0] is None else 2  # version 1 took means over moments of pre-training
+        stage = replace(STAGE, version=version, config=type(config), build=write)
+        return run_stage(stage, config, inputs, store=store, **options)
 
 
 def _opened(
@@ -467,10 +469,10 @@ def _by_setting(
         for trial in own:
             if trial.start:
                 moments.setdefault(str(trial.start.step), []).append(trial)
+        along = {step: _of_runs(part, names) for step, part in moments.items()}
         found = _of_runs(own, names)
-        if moments:
-            along = {step: _of_runs(part, names) for step, part in moments.items()}
-            found = {**mean_and_sd([None]), "chosen": found["chosen"], "along": along}
+        if along:
+            found = {"mean": None, "sd": None, "chosen": found["chosen"], "along": along}
         by_setting[setting] = {
             **found,
             "values": dict(own[0].shown),
@@ -480,8 +482,8 @@ def _by_setting(
 
 
 def _of_runs(trials: Sequence[Trial], names: Sequence[str]) -> dict[str, Any]:
-    """The mean validation over all folds and seeds that the choice has seen, and its deviation; how many of these runs were chosen;
-    the validation of the runs that the choice has not seen; and the mean and deviation of the test metrics, where there are any."""
+    """What the runs of a setting found: ``mean`` and ``sd`` of the validation over the folds and seeds that the choice has seen, and how
+    many of these were ``chosen``; `FRESH`: mean and deviation of the other runs; ``test``: those of each test metric, if there are any."""
     seen = [trial for trial in trials if trial.selected_on]
     fresh = [trial for trial in trials if not trial.selected_on]
     tested = [trial.outcome.metrics for trial in trials if trial.outcome.evaluations]

@@ -301,8 +301,10 @@ def passed_losses(curve: Curve, window: int) -> tuple[float, ...]:
 
 
 def _above_floors(curves: Sequence[Curve], floors: Mapping[str, float]) -> list[str]:
-    """Notes on runs that have learned nothing from context: each is held against the floor of the tokens that it predicts itself,
-    if it says which that is, since runs of other seeds mask other tokens."""
+    """Notes on runs that have learned nothing from context.
+
+    Runs of other seeds mask other tokens, so each is held against its own floor, or, if that is not known, the one that is shown.
+    """
     if "unigram" not in floors:
         return []
     own = {curve: floors["unigram"] if curve.floor is None else curve.floor for curve in curves}

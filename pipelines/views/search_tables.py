@@ -38,8 +38,7 @@ def search_tables(search: Artifact) -> list[Table]:
         names = list(next(iter(tested.values())))
         cells = [(*label, *(_mean_and_sd(means[name]) for name in names)) for label, means in tested.items()]
         tables.append(Table(("on the test split", *place, *names), cells))
-    elif is_along:
-        names = list(next(iter(counts["along"].values())))
+    elif names := list(next(iter(counts.get("along", {}).values()), {})):
         cells = [
             (f"{int(step):,}", *(_mean_and_sd(means[name]) for name in names))
             for step, means in counts["along"].items()
@@ -56,13 +55,9 @@ def _settings(search: Artifact) -> list[tuple[tuple[str, ...], Mapping[str, Any]
     labels, settings = labels_of_settings(search), search.counts["settings"].items()
     if not search.counts.get("along"):
         return [((labels[name],), found) for name, found in settings]
-    return [
-        ((labels[name], f"{int(step):,}"), part)
-        for name, found in settings
-        for step, part in found.get(
-            "along", {}
-        ).items()  # none in a search by an earlier version, which mixed the moments
-    ]
+    # a search by an earlier version has no moments here: it mixed them
+    moments = [(name, step, part) for name, found in settings for step, part in found.get("along", {}).items()]
+    return [((labels[name], f"{int(step):,}"), part) for name, step, part in moments]
 
 
 def labels_of_settings(search: Artifact) -> dict[str, str]:

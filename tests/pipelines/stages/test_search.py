@@ -226,6 +226,7 @@ def test_runs_start_from_each_snapshot_of_a_pre_training(store: Store, data: Art
         means = result.artifact.counts["along"]
         assert means["3"]["accuracy"]["mean"] == statistics.fmean(row["test/accuracy"] for row in rows[2:4])
         assert result.artifact.counts["metrics"] == {}, "a mean over moments means nothing"
+        assert result.artifact.manifest["stage_version"] == 2, "a search by an earlier version is not used again"
         validation, test = search_tables(result.artifact)
         assert validation.titles[:3] == ("setting", "step", "validation: loss")
         assert [row[1] for row in validation.rows] == [row[1] for row in test.rows] == ["0", "3", "6"]

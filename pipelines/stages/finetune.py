@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -162,6 +163,8 @@ def _prepare(opening: Opening[Config]) -> None:
     store, progress, dataset = opening.store, opening.progress, opening.inputs.pop("dataset")
     task = _task(opening.config, dataset)
     config = opening.config = resolved(opening.config, task)
+    if task.shape == "segments" and config.valid_sequences:
+        opening.stage = replace(opening.stage, version=2)  # version 1 scored a cut document as a whole one
     if config.plan and config.architecture in HEADLESS and not config.init:
         raise PlanError(
             f"--architecture {config.architecture} has no attention heads to guide", hint="leave --plan out"

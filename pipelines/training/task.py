@@ -190,6 +190,14 @@ class Task(Objective, ABC):
         """Which training examples to use, by number; None for all."""
         return None
 
+    def judged_together(self, rows: Examples, number: int, flag: str) -> int:
+        """How many of the first ``number`` examples can be judged; all, where each is judged by itself.
+
+        Raises:
+            InputError: there is none; ``flag`` sets the number.
+        """
+        return number
+
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
         """The logits that are trained, (N, classes), from those of the model: (rows, classes), or (rows, T, classes)."""
         return logits

@@ -166,10 +166,10 @@ def predict(run: Any, model: Any, handle: Handle, task: Task) -> tuple[list[Pred
     rows, inputs = _read(run, model, handle, task)
     check_lengths(model.config, {config.split: rows}, data.reference)
     examples = Grouped(rows, together=task.together)
-    number = min(len(examples), config.limit or len(examples))
+    number = task.judged_together(rows, min(len(examples), config.limit or len(examples)), "--limit")
     predictions: list[Prediction] = []
     with run.progress.task("evaluate", total=number, unit="examples") as bar:
-        for batch in batches_of(examples, config.batch_size, config.limit):
+        for batch in batches_of(examples, config.batch_size, number):
             logits = without_gradients(model, handle, inputs, batch)
             predictions += task.predictions(task.outputs(logits, batch), batch)
             bar.advance(len(batch.sizes))

@@ -69,6 +69,18 @@ class Segmentation(YesNoTask):
         drawn = np.random.default_rng(config.seed).random(len(rows)) < config.negatives
         return np.flatnonzero(drawn | (rows.labels == "1"))
 
+    def judged_together(self, rows: Examples, number: int, flag: str) -> int:
+        """The boundaries of whole documents, since Pk and WindowDiff are of whole documents."""
+        if number == len(rows):
+            return number
+        others = np.flatnonzero(rows.numbers[:number] != rows.numbers[number])
+        if not len(others):
+            raise InputError(
+                f"{flag} {number} ends within the first document, which has more boundaries",
+                hint=f"a greater {flag}; Pk and WindowDiff are of whole documents",
+            )
+        return int(others[-1]) + 1
+
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
         from guidance.objectives.replaced_token import two_classes
 
@@ -117,15 +129,10 @@ class Segmentation(YesNoTask):
 
         task, data = cls(), run.inputs["sequences"]
         predictions, tokens = task_scores.predict(run, model, handle, task)
-        if left_out := _cut(predictions, run):
-            boundaries = counted(left_out, "boundary", "boundaries")
-            if left_out == len(predictions):
-                raise InputError(
-                    f"--limit {run.config.limit} ends within the first document, which has more boundaries",
-                    hint="a greater --limit; Pk and WindowDiff are of whole documents",
-                )
+        asked = min(run.config.limit, int(data.files[f"{run.config.split}.parquet"]["rows"]))
+        if asked > len(predictions):
+            boundaries = counted(asked - len(predictions), "boundary", "boundaries")
             run.warn(f"--limit ends within a document, which is left out: {boundaries} of it")
-            predictions, tokens = predictions[:-left_out], tokens[:-left_out]
         sentences = [number for (number,) in task_scores.sentences_of(run)[: len(predictions)]]
         sources = task_scores.write_predictions(
             run, predictions, tokens, list(zip(boundary_fields(), [sentences], strict=True))
@@ -177,18 +184,6 @@ class Segmentation(YesNoTask):
 
         pairs = zip(gold, predicted, strict=True)
         return {**of_agreements([Agreement.on("1", [true], [guess]) for true, guess in pairs])}
-
-
-def _cut(predictions: Sequence[Prediction], run: Run[Any]) -> int:
-    """How many of the last predictions are of a document that ``--limit`` has cut."""
-    from pipelines.text.document_sequences import texts_of
-
-    if not run.config.limit or len(predictions) < run.config.limit:
-        return 0
-    last = predictions[-1].number
-    own = sum(prediction.number == last for prediction in predictions)
-    whole = next(len(text.sentences) - 1 for text in texts_of(run.inputs["corpus"]) if text.number == last)
-    return own if own < whole else 0
 
 
 def documents_of(predictions: Sequence[Prediction]) -> list[tuple[list[bool], list[bool]]]:

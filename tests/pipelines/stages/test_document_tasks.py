@@ -111,6 +111,23 @@ def test_a_segmenter_is_measured_by_document(store: Store, segments: Artifact) -
         measured(store, model, segments, limit=ends[0] - 1)
 
 
+def test_a_validation_of_a_segmenter_ends_with_a_document(store: Store, segments: Artifact) -> None:
+    rows = measured(store, train(store, segments, steps=2, max_length=8).artifact, segments, split="valid")[1]
+    first, second = [n for n, row in enumerate(rows, 1) if n == len(rows) or rows[n]["sentence"] == 0][:2]
+
+    def validated(number: int) -> tuple[Artifact, float]:
+        model = train(store, segments, steps=2, max_length=8, valid_sequences=number).artifact
+        return model, json.loads(model.read("metrics.jsonl").splitlines()[-1])["eval/segmentation/pk"]
+
+    for number, whole in ((second + 1, second), (second, second), (second - 1, first)):
+        model, found = validated(number)
+        evaluated, _ = measured(store, model, segments, split="valid", limit=whole)
+        assert found == evaluated.counts["metrics"]["pk"]
+        assert model.manifest["stage_version"] == 2, "no result of before is used again"
+    with pytest.raises(InputError, match=f"--valid-sequences {first - 1} ends within the first document"):
+        validated(first - 1)
+
+
 def sequences_of(store: Store, data: Artifact, max_length: int = 128) -> Artifact:
     words = tokenizer.run(data.reference, tokenizer.Config(kind="word", min_frequency=1), store=store)
     config = sequences.Config(packing="examples", max_length=max_length)

@@ -114,9 +114,10 @@ def class_lines(classes: Mapping[str, Any], counted: str) -> list[str]:
         return []
     rows = []
     for label, scores in classes.items():
-        size = scores["examples"]
-        of_true = (f"{scores[name]:.3f}" if size else _number(None) for name in ("recall", "f1"))
-        rows.append((label, f"{scores['precision']:.3f}", *of_true, f"{size:,}"))
+        shown = (
+            "undefined" if scores[name] is None else f"{scores[name]:.3f}" for name in ("precision", "recall", "f1")
+        )
+        rows.append((label, *shown, f"{scores['examples']:,}"))
     return folded(("class", "precision", "recall", "f1", counted), rows, None)
 
 

@@ -18,7 +18,7 @@ from cli import completion
 from cli.options import Session, command
 from cli.output import escape, human_size
 from cli.tables import nested, plain, table
-from guidance.errors import InputError, MachineError, counted
+from guidance.errors import InputError, MachineError, UnknownName, counted
 from pipelines.progress import log
 from pipelines.storage import removal
 from pipelines.storage.artifacts import Artifact
@@ -47,6 +47,11 @@ def list_artifacts(
     from pipelines.views.unfinished import state_of, unfinished
 
     store = session.store
+    if kind and kind not in (known := {folder.parent.name for folder in (*store.folders(), *store.unfinished())}):
+        from pipelines.stages import kinds as made_kinds
+
+        if kind not in (known := known | made_kinds()):
+            raise UnknownName("kind", kind, known)
     names: defaultdict[Path, list[str]] = defaultdict(list)
     for name in store.names():
         names[store.folder(name.kind, name.recipe)].append(str(name))

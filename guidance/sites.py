@@ -88,9 +88,10 @@ def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, .
             reason = f"{what} {outside} does not exist"
             if isinstance(selector, str) and outside < 0:
                 reason = f"{selector!r} asks for more {what}s than there are"
+            needed = count - outside if outside < 0 else max(numbers) + 1
             raise PlanError(
                 f"{reason}: the model has {what}s 0 to {count - 1}",
-                hint=f"use a model with more {what}s, or a plan that names fewer",
+                hint=f"use a model with at least {needed} {what}s, or a plan that names fewer",
             )
         chosen.update(numbers)
     return tuple(sorted(chosen))

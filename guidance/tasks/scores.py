@@ -52,6 +52,16 @@ class Agreement:
         """All three, by name."""
         return {"precision": self.precision, "recall": self.recall, "f1": self.f1}
 
+    def defined_scores(self) -> dict[str, float | None]:
+        """All three, by name; None where there is nothing to divide by.
+
+        Example:
+            >>> Agreement(correct=0, predicted=0, gold=2).defined_scores()
+            {'precision': None, 'recall': 0.0, 'f1': 0.0}
+        """
+        sizes = {"precision": self.predicted, "recall": self.gold, "f1": self.predicted + self.gold}
+        return {name: value if sizes[name] else None for name, value in self.scores().items()}
+
 
 def macro_f1(classes: Iterable[Agreement]) -> float:
     """The mean F1 of the classes that occur, as true ones or as predicted ones."""

@@ -27,3 +27,9 @@ STAGES = (
 def find(name: str) -> Any:
     """The stage of a command by the name that manifests give it; None if there is none."""
     return next((stage for stage in map(resolve_name, STAGES) if stage.name == name), None)
+
+
+def kinds() -> set[str]:
+    """The kinds of artifacts that stages make."""
+    others = (f"pipelines.stages.{name}:STAGE" for name in ("search", "evaluate", "floors", "discover_accept"))
+    return {stage.kind for stage in map(resolve_name, (*STAGES, *others))}

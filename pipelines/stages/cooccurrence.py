@@ -45,7 +45,9 @@ class Config(executor.Config):
         False,
         description="Let windows cross sentences within a block (a paragraph, or a line); only with a number as --window.",
     )
-    presence: bool = Field(False, description="Count a pair at most once per sentence; only with --window sentence.")
+    presence: bool = Field(
+        False, description="Count a pair of different tokens at most once per sentence; only with --window sentence."
+    )
     column: CountedColumn = "both"
     shard_size: int = knob(4_000_000, "Approximate number of characters per shard.", ge=1)
 

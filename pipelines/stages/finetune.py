@@ -7,6 +7,7 @@ artifacts of their own.  Writes model@1; see `pipelines.training.run`.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
@@ -262,7 +263,9 @@ def _next(made: Artifact, store: Store) -> tuple[str, ...]:
     """Measure the model on the test split, if there is one."""
     with contextlib.suppress(InputError), store.load_input(made, "sequences", verify=False) as data:
         if "test.parquet" in data.files:
-            return (f"guide evaluate {{}} {store.name_of('corpus', data.manifest['inputs']['corpus']['recipe'])}",)
+            dataset = store.name_of("corpus", data.manifest["inputs"]["corpus"]["recipe"])
+            parser = made.manifest["config"].get("parser")  # its masks need the parses of the test split, too
+            return (f"guide evaluate {{}} {dataset}{f' --parser {shlex.quote(parser)}' if parser else ''}",)
     return ("guide show {}",)
 
 

@@ -220,6 +220,11 @@ def _next(made: Artifact, store: Store) -> tuple[str, ...]:
     columns = made.counts["columns"]
     preset = "roles" if {"idf", "head"} <= {*columns} else "roles-unparsed" if "idf" in columns else ""
     train = f"guide pretrain {{sequences}} --masks {{}} --plan preset:{preset}"
+    if preset == "roles":
+        train += " --size small"  # the default size has four heads, and the preset guides five
+    with store.load_input(made, "sequences", verify=False) as sequences:
+        if sequences.manifest["config"]["packing"] == "pairs":
+            train += " --objective translation"
     return (*((train,) if preset else ()), "guide masks show {}")
 
 

@@ -54,7 +54,10 @@ def _prepare(opening: Opening[Config]) -> None:
 
 def _next(made: Artifact, store: Store) -> tuple[str, ...]:
     """See how good the model is, or how much better than a plain one."""
-    evaluate = ("guide evaluate {} {sequences}",) if made.manifest["config"]["objective"] == "translation" else ()
+    masks = made.manifest["inputs"].get("masks")
+    needed = f" --masks {store.name_of('masks', masks['recipe'])}" if masks else ""
+    is_translator = made.manifest["config"]["objective"] == "translation"
+    evaluate = (f"guide evaluate {{}} {{sequences}}{needed}",) if is_translator else ()
     compare = ("guide compare {model} {}",) if is_guided(made.manifest) else ()
     return (*evaluate, *compare, "guide show {}")
 

@@ -128,7 +128,9 @@ def build(run: Run[Config]) -> None:
         )
     run.out.counts |= {"vocab_size": size, "special": len(special_tokens(config.kind))}
     if size < config.vocab_size:
-        run.warn(f"the vocabulary has {size:,} entries, not {config.vocab_size:,}: the text has no more")
+        often = config.min_frequency > 1 and config.kind != "unigram"
+        few = f" that occur {config.min_frequency} times or more" if often else ""
+        run.warn(f"the vocabulary has {size:,} entries, not {config.vocab_size:,}: the text has no more{few}")
     for file, data in folder_files(tokenizer, config).items():
         run.out.write(file, data)
 

@@ -326,7 +326,10 @@ class Store:
             if fitting:
                 return _only(reference, fitting)
         if os.path.exists(reference):
-            raise ArtifactMissing(f"{reference!r}: not a guide artifact (it has no {MANIFEST})")
+            raise ArtifactMissing(
+                f"{reference!r}: not a guide artifact (it has no {MANIFEST})",
+                hint="`guide build-corpus` makes one of text, `guide build-dataset` one of labelled examples",
+            )
         if unfinished := self.find_unfinished(None, reference):
             raise ArtifactMissing(
                 f"{reference!r} is not finished: {unfinished.parent.name}/{unfinished.name} in {self.root}",

@@ -15,6 +15,8 @@ def training_losses(row: Mapping[str, float]) -> str:
     Example:
         >>> training_losses({"loss/mlm": 6.8, "weight/mlm": 1.0, "loss/guidance/next": 0.5, "weight/guidance/next": 12.0})
         'mlm 6.800, guides add 6.000'
+        >>> training_losses({"loss/mlm": 6.8, "weight/mlm": 1.0, "loss/guidance/next": 1.5e-5, "weight/guidance/next": 12.0})
+        'mlm 6.800, guides add 1.8e-04'
     """
     names = [name.removeprefix("weight/") for name in row if name.startswith("weight/")]
     guides = [name for name in names if name.startswith(GUIDES)]
@@ -23,7 +25,8 @@ def training_losses(row: Mapping[str, float]) -> str:
         shown["nll"] = row["loss/nll"]  # of a translation, without label smoothing, as in validations
     parts = [f"{name} {value:.3f}" for name, value in shown.items()]
     if guides:
-        parts.append(f"guides add {sum(row[f'weight/{name}'] * row[f'loss/{name}'] for name in guides):.3f}")
+        added = sum(row[f"weight/{name}"] * row[f"loss/{name}"] for name in guides)
+        parts.append(f"guides add {added:.3f}" if abs(added) >= 0.0005 or not added else f"guides add {added:.1e}")
     return ", ".join(parts)
 
 

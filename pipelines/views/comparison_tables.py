@@ -120,7 +120,7 @@ def tables(comparison: Comparison) -> list[Table]:
     loss.cells.extend([f"floor: {FLOORS[name]}", *blank, f"{nats:.3f}"] for name, nats in comparison.floors.items())
     reached = _table(
         "steps",
-        f"first step with a training loss of no more nats{f', mean of {window} steps' if window > 1 else ''}",
+        f"first step at which the training loss{f' (mean of {window} steps)' if window > 1 else ''} is at or below so many nats",
         rows,
         *count,
         *((f"{loss:g}", _reached(steps_to(loss), never)) for loss in comparison.at),

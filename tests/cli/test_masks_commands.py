@@ -59,7 +59,10 @@ def test_build_masks_says_what_it_did_and_what_comes_next(guide: Guide, made: di
     answer = json.loads(again.out)
     assert (answer["artifact"], answer["reused"]) == (made["masks"], True)
     assert answer["counts"]["columns"] == ["word", "segment", "idf", "head", "relation", "pos", "negation", "stop_word"]
-    assert f"next: guide pretrain {made['sequences']} --masks {made['masks']} --plan preset:roles\n" in again.err
+    assert (
+        f"next: guide pretrain {made['sequences']} --masks {made['masks']} --plan preset:roles --size small\n"
+        in again.err
+    )
     alone = guide("build-masks", made["sequences"])
     assert alone.code == 0
     assert "columns: word, segment\n" in alone.err

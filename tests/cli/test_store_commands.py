@@ -340,7 +340,10 @@ def test_control_characters_in_file_names_are_escaped(guide, tmp_path):
     assert result.code == 0 and not set("\x1b\u202e") & set(result.err + result.out)
 
 
-def test_ls_of_an_unknown_kind_lists_the_kinds_that_exist(guide, here):
-    answer = guide("ls", "--kind", "corpsu")
+def test_ls_of_a_kind_without_artifacts_lists_the_kinds_that_exist(guide, here):
+    answer = guide("ls", "--kind", "corpus")
     assert (answer.code, answer.out) == (0, "")
-    assert "nothing of kind 'corpsu' in artifacts; there are: other, tiny" in answer.err
+    assert "nothing of kind 'corpus' in artifacts; there are: other, tiny" in answer.err
+    misspelled = guide("ls", "--kind", "corpsu", "--json")
+    assert (misspelled.code, misspelled.out) == (2, "")
+    assert "unknown kind 'corpsu'; did you mean 'corpus'?" in misspelled.err

@@ -42,7 +42,7 @@ from guidance.models.families import FAMILIES as ROWS
 from guidance.models.families import find_sites, model_type_of, supported
 from guidance.plan import Plan
 from guidance.registry import ENTRY_POINTS
-from guidance.sites import select_heads
+from guidance.sites import select, select_heads
 from tests.guidance.models import (
     DECODERS,
     FAMILIES,
@@ -288,6 +288,13 @@ def test_scores_that_are_missing_or_do_not_fit_are_refused(scores: Any, message:
         select_heads(["least important 1"], [0, 1], 3, scores, num_layers=2)
     if scores is None:
         assert "--scores FILE" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize(("selector", "needed"), [("last 5", 5), ("first 5", 5), ("2-4", 5), (4, 5)])
+def test_a_refused_selector_says_how_many_are_needed(selector: str | int, needed: int) -> None:
+    with pytest.raises(PlanError) as raised:
+        select([selector], 2, "layer")
+    assert raised.value.hint == f"use a model with at least {needed} layers, or a plan that names fewer"
 
 
 @pytest.mark.parametrize("rule", ["least important 7", "most important 4 per layer"])

@@ -169,7 +169,7 @@ class Classification(Task):
         confidence = [max(p.scores) for p in predictions if p.gold is not None]
         error, bins = calibration(confidence, [true == guess for true, guess in zip(gold, predicted, strict=True)])
         return {
-            "classes": {label: {**a.scores(), "examples": int(a.gold)} for label, a in classes.items()},
+            "classes": {label: {**a.defined_scores(), "examples": int(a.gold)} for label, a in classes.items()},
             "confusion": {
                 "labels": list(classes),
                 "counts": confusion_matrix(gold, predicted, labels=list(classes)).tolist(),

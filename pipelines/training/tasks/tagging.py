@@ -157,7 +157,7 @@ class Tagging(Task):
     def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Precision, recall and F1 of each type of entity."""
         agreement = _entities(*_tags(predictions)) or {}
-        return {"classes": {kind: {**a.scores(), "examples": a.gold} for kind, a in agreement.items() if kind}}
+        return {"classes": {kind: {**a.defined_scores(), "examples": a.gold} for kind, a in agreement.items() if kind}}
 
     def labels_of(self, gold: str) -> dict[str, bool]:
         return {tag: tag in self._numbers for tag in gold.split() if tag != OUTSIDE}

@@ -306,7 +306,9 @@ def test_classes_confusions_slices_and_calibration_are_reported(store: Store, da
     assert report["confusion"]["counts"] == sklearn.metrics.confusion_matrix(gold, predicted).tolist()
     expected = sklearn.metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)
     for label in ("bad", "good"):
-        assert report["classes"][label]["f1"] == pytest.approx(expected[label]["f1-score"])
+        scores = report["classes"][label]
+        assert scores["f1"] == pytest.approx(expected[label]["f1-score"])
+        assert scores["precision"] == (pytest.approx(expected[label]["precision"]) if label in predicted else None)
         assert report["classes"][label]["examples"] == expected[label]["support"]
     assert sum(part["examples"] for part in report["slices"]["tokens"].values()) == len(rows)
     assert sum(bin["examples"] for bin in report["calibration"]["bins"]) == len(rows)

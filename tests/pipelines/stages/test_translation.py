@@ -429,6 +429,8 @@ def test_role_masks_of_the_encoder_are_needed_and_used_in_evaluation(
         evaluate.run(model.reference, joint.reference, evaluate.Config(), store=store)
     loss_alone = train(store, joint, plan=plan_file(tmp_path, Guide("rare", "attention_loss")), masks=made.reference)
     evaluate.run(loss_alone.reference, joint.reference, evaluate.Config(split="valid", limit=2), store=store)
+    (measured, *_) = pretrain._next(model, store)
+    assert measured == f"guide evaluate {{}} {{sequences}} --masks {made.reference}", "a command that can run"
     settings = evaluate.Config(masks=made.reference, split="valid", beams=2)
     found = evaluate.run(model.reference, joint.reference, settings, store=store).artifact
     assert found.counts["metrics"]["nll"] == pytest.approx(log(model)[-1]["valid/nll"], rel=1e-5)

@@ -32,7 +32,7 @@ if [ -z "${PARSER:-}" ]; then
   masks=$(run build-masks "$packed" --idf "$idf")
 else
   roles=preset:roles
-  trees=$(run build-deps "$pairs" --parser "$PARSER")
+  trees=$(run build-deps "$pairs" --column text --parser "$PARSER")
   masks=$(run build-masks "$packed" --idf "$idf" --deps "$trees")
 fi
 for seed in $(seq 0 $((SEEDS - 1))); do

@@ -29,6 +29,7 @@ from pipelines.lazy import np, pa, pc
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS, TREES, Columns, schema_of
 from pipelines.text.conllu import Treebank
+from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_column
 from pipelines.text.parsing import model_folder
 from pipelines.text.sources import expand
 from pipelines.text.spacy_models import SpacyParser, spacy_folder
@@ -43,10 +44,13 @@ MODELS = {"spacy": (SpacyParser, lambda name: model_folder(spacy_folder(name))),
 
 _GROUP = 20_000
 _COLUMNS = ("document", "start", "first_sentence", "text", "sentences")
+"""What a sentence needs of a block; ``block`` chooses among blocks."""
 
 
 class Config(executor.Config):
     """The parser and its limits."""
+
+    later = frozenset({"column"})
 
     parser: str = Field(
         description="spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE, or conllu:FILES with existing trees "
@@ -54,6 +58,10 @@ class Config(executor.Config):
     )
     shard_size: int = knob(250_000, "Approximate number of characters per shard.", ge=1)
     max_words: int = Field(512, ge=1, le=100_000, description="Longest sentence to parse, in words.")
+    column: Literal["both", "text"] = Field(
+        "both",
+        description="Text to parse, for examples with two texts; masks of translation data need the source, text.",
+    )
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device for the parser; auto uses a GPU if there is one.")
 
     @field_validator("parser")
@@ -94,6 +102,7 @@ def dependency_schema() -> Any:
 
 
 def _prepare(opening: Opening[Config]) -> None:
+    check_column(opening)
     kind, _, rest = opening.config.parser.partition(":")
     if kind == "conllu":
         trees = opening.stack.enter_context(expand([rest], any_kind=True, stdin=None))
@@ -132,6 +141,8 @@ def _map(work: Work[Config]) -> list[Path]:
         settings |= {"paths": [os.path.abspath(path) for path in parser.paths], "names": list(parser.names)}
     elif os.path.isdir(folder := rest.split(":")[0]):
         settings["parser"] = f"{kind}:{os.path.abspath(folder)}{rest[len(folder) :]}"
+    if config.column != "both":
+        settings["block"] = BLOCK_OF_COLUMN[config.column]
     shards = shards_of(work.inputs["corpus"], config.shard_size)
     return map_shards(parse_shard, shards, settings, work.partial, config, work.progress)
 
@@ -145,12 +156,13 @@ _PARSER_LOCK = threading.Lock()
 
 def parse_shard(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     """Parse the sentences of the windows that begin in a shard."""
+    about_parser = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items() if key != "block"}
     with _PARSER_LOCK:
-        reader, facts = _opened(**{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
+        reader, facts = _opened(**about_parser)
         schema = dependency_schema().with_metadata(facts)
         with parquet_file(path, schema) as writer:
             for window in _windows(shard):
-                sentences = list(_sentences(window))
+                sentences = list(_sentences(window, settings.get("block")))
                 trees = reader(shard, sentences)
                 writer.write_table(_table(sentences, trees, schema))
 
@@ -204,7 +216,7 @@ def _windows(shard: Shard) -> Iterator[Any]:
     to the shard in which it begins, even if it ends in the next one.
     """
     for group, start, stop in shard.pieces:
-        whole = dataclasses.replace(shard, pieces=((group, 0, 1 << 62),)).read(_COLUMNS)
+        whole = dataclasses.replace(shard, pieces=((group, 0, 1 << 62),)).read(("block", *_COLUMNS))
         first, size = 0, 0
         for row, length in enumerate(pc.utf8_length(whole.column("text")).to_pylist(), start=1):
             size += length
@@ -214,7 +226,10 @@ def _windows(shard: Shard) -> Iterator[Any]:
                 first, size = row, 0
 
 
-def _sentences(window: Any) -> Iterator[Sentence]:
+def _sentences(window: Any, block: int | None) -> Iterator[Sentence]:
+    """The sentences of a window; of blocks with this number alone, unless it is None."""
+    if block is not None:
+        window = window.filter(pc.equal(window["block"], block))
     for document, start, number, text, spans in zip(*(window.column(n).to_pylist() for n in _COLUMNS), strict=True):
         for offset, span in enumerate(spans):
             yield document, number + offset, start + span["start"], text[span["start"] : span["end"]]

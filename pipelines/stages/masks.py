@@ -74,6 +74,12 @@ def _prepare(opening: Opening[Config], *, is_own_idf: bool = True) -> None:
             f"{inputs['idf'].reference} counts tokens, but masks need the idf of words",
             hint="guide build-idf CORPUS, without a tokenizer",
         )
+    column = inputs["deps"].manifest["config"].get("column", "both") if "deps" in inputs else "both"
+    if column != "both" and data.manifest["config"]["packing"] != "pairs":
+        raise ArtifactMismatch(
+            f"{inputs['deps'].reference} has no trees of the second texts, which the sequences {data.reference} hold",
+            hint=f"guide build-deps {inputs['corpus'].reference} without --column {column}",
+        )
     if (words := _stop_words(inputs)) is not None:
         opening.change(stop_words=digest(words))
 

@@ -289,9 +289,17 @@ def test_role_features_of_the_source_side(store: Store, tmp_path: Path) -> None:
     rows = ["\n".join(f"{n}\t{f}\t{f}\tX\t_\t_\t{h}\t{r}\t_\t_" for n, (f, h, r) in enumerate(t, 1)) for t in trees]
     conllu.write_text("\n\n".join(rows) + "\n\n", encoding="utf-8")
     text = make(store, tmp_path, [*GERMAN, "Ein Hund läuft ."], [*ENGLISH, "A dog runs ."])
-    deps = dependencies.run(text.reference, dependencies.Config(parser=f"conllu:{conllu}"), store=store)
+    both, deps = (
+        dependencies.run(text.reference, dependencies.Config(parser=f"conllu:{conllu}", column=column), store=store)
+        for column in ("both", "text")
+    )
     rare = idf.run(text.reference, None, idf.Config(column="text"), store=store)
-    assert deps is not None and rare is not None
+    assert both is not None and deps is not None and rare is not None
+    kept, all_sentences = (pq.read_table(each.artifact.path / "deps.parquet").to_pylist() for each in (deps, both))
+    assert kept == [row for row in all_sentences if row["sentence"] == 0] and len(all_sentences) == 2 * len(kept)
+    joint = encode(store, text, words(store, text), packing="examples", max_length=32)
+    with pytest.raises(ArtifactMismatch, match="no trees of the second texts"):
+        masks.run(joint.reference, masks.Config(deps=deps.reference), store=store)
     made = encode(store, text, words(store, text, column="text"), words(store, text, column="pair"))
     config = masks.Config(idf=rare.reference, deps=deps.reference)
     result = masks.run(made.reference, config, store=store)

@@ -190,12 +190,8 @@ class Task(Objective, ABC):
         """Which training examples to use, by number; None for all."""
         return None
 
-    def judged_together(self, rows: Examples, number: int, flag: str) -> int:
-        """How many of the first ``number`` examples can be judged; all, where each is judged by itself.
-
-        Raises:
-            InputError: there is none; ``flag`` sets the number.
-        """
+    def judged_together(self, rows: Examples, number: int) -> int:
+        """How many examples to judge where about the first ``number`` are wanted; so many, where each is judged by itself."""
         return number
 
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:

@@ -72,7 +72,7 @@ class ExampleLearner(Learner):
         super().__init__(model, Guides(model, setup, setup.plan, judged=("outputs",)), setup, splits)
         if self.guided.handle.stack_of_inputs == "decoder" and not model.config.is_encoder_decoder:
             _prepare_causal(model, task, setup)
-        self.num_valid = task.judged_together(setup.valid, self.num_valid, "--valid-sequences")
+        self.num_valid = task.judged_together(setup.valid, self.num_valid)
         self.task, self.config, self.validated = task, setup.config, (task.name,)
         self.sizes = [len(self.splits["train"])]
         self.inputs = ModelInputs(model, setup.tokenizer.pad_token_id)

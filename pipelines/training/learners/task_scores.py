@@ -166,7 +166,7 @@ def predict(run: Any, model: Any, handle: Handle, task: Task) -> tuple[list[Pred
     rows, inputs = _read(run, model, handle, task)
     check_lengths(model.config, {config.split: rows}, data.reference)
     examples = Grouped(rows, together=task.together)
-    number = task.judged_together(rows, min(len(examples), config.limit or len(examples)), "--limit")
+    number = task.judged_together(rows, min(len(examples), config.limit or len(examples)))
     predictions: list[Prediction] = []
     with run.progress.task("evaluate", total=number, unit="examples") as bar:
         for batch in batches_of(examples, config.batch_size, number):

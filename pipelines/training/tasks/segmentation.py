@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from guidance.errors import InputError, counted
+from guidance.errors import counted
 from guidance.tasks.scores import Agreement
 from pipelines.engine.stage import Config
 from pipelines.lazy import np, pa
@@ -69,17 +69,11 @@ class Segmentation(YesNoTask):
         drawn = np.random.default_rng(config.seed).random(len(rows)) < config.negatives
         return np.flatnonzero(drawn | (rows.labels == "1"))
 
-    def judged_together(self, rows: Examples, number: int, flag: str) -> int:
-        """The boundaries of whole documents, since Pk and WindowDiff are of whole documents."""
-        if number == len(rows):
-            return number
-        others = np.flatnonzero(rows.numbers[:number] != rows.numbers[number])
-        if not len(others):
-            raise InputError(
-                f"{flag} {number} ends within the first document, which has more boundaries",
-                hint=f"a greater {flag}; Pk and WindowDiff are of whole documents",
-            )
-        return int(others[-1]) + 1
+    def judged_together(self, rows: Examples, number: int) -> int:
+        """The boundaries of whole documents, at least of the first one, since Pk and WindowDiff are of whole documents."""
+        ends = np.append(np.flatnonzero(np.diff(rows.numbers)) + 1, len(rows))
+        whole = int(np.searchsorted(ends, number, side="right"))
+        return int(ends[max(0, whole - 1)])
 
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
         from guidance.objectives.replaced_token import two_classes
@@ -129,10 +123,11 @@ class Segmentation(YesNoTask):
 
         task, data = cls(), run.inputs["sequences"]
         predictions, tokens = task_scores.predict(run, model, handle, task)
-        asked = min(run.config.limit, int(data.files[f"{run.config.split}.parquet"]["rows"]))
-        if asked > len(predictions):
-            boundaries = counted(asked - len(predictions), "boundary", "boundaries")
-            run.warn(f"--limit ends within a document, which is left out: {boundaries} of it")
+        if 0 < run.config.limit != len(predictions) < int(data.files[f"{run.config.split}.parquet"]["rows"]):
+            boundaries = counted(len(predictions), "boundary", "boundaries")
+            run.warn(
+                f"--limit {run.config.limit} ends within a document: {boundaries} of whole documents are evaluated"
+            )
         sentences = [number for (number,) in task_scores.sentences_of(run)[: len(predictions)]]
         sources = task_scores.write_predictions(
             run, predictions, tokens, list(zip(boundary_fields(), [sentences], strict=True))

@@ -197,7 +197,7 @@ def test_quickstart_on_own_text_draws_attention_early_and_at_the_end_prints_a_ta
         "so far",
         "pre-training, guided, 4 steps",
         "pre-training, plain, 4 steps",
-        "first step with a training loss",
+        "first step at which the training loss",
     )
     places = [done.stderr.index(words) for words in moments]
     assert places == sorted(places)

@@ -53,13 +53,13 @@ class Agreement:
         return {"precision": self.precision, "recall": self.recall, "f1": self.f1}
 
     def defined_scores(self) -> dict[str, float | None]:
-        """All three, by name; None where there is nothing to divide by.
+        """All three, by name; None where nothing can be measured: precision without predictions, recall and F1 without true ones.
 
         Example:
             >>> Agreement(correct=0, predicted=0, gold=2).defined_scores()
             {'precision': None, 'recall': 0.0, 'f1': 0.0}
         """
-        sizes = {"precision": self.predicted, "recall": self.gold, "f1": self.predicted + self.gold}
+        sizes = {"precision": self.predicted, "recall": self.gold, "f1": self.gold}
         return {name: value if sizes[name] else None for name, value in self.scores().items()}
 
 

@@ -138,7 +138,7 @@ class Visits:
         return isinstance(token, str) and hmac.compare_digest(_digest(token), _digest(self._token))
 
     def begin(self) -> str:
-        """Begin a visit; gives the value of its cookie."""
+        """Register a new visit, and return the value of its cookie."""
         value = secrets.token_urlsafe(24)
         self._known[_digest(value)] = Visit()
         return value

@@ -44,7 +44,7 @@ MODELS = {"spacy": (SpacyParser, lambda name: model_folder(spacy_folder(name))),
 
 _GROUP = 20_000
 _COLUMNS = ("document", "start", "first_sentence", "text", "sentences")
-"""What a sentence needs of a block; ``block`` chooses among blocks."""
+"""Columns of a block of text from which its sentences are made."""
 
 
 class Config(executor.Config):

@@ -264,8 +264,9 @@ def _next(made: Artifact, store: Store) -> tuple[str, ...]:
     with contextlib.suppress(InputError), store.load_input(made, "sequences", verify=False) as data:
         if "test.parquet" in data.files:
             dataset = store.name_of("corpus", data.manifest["inputs"]["corpus"]["recipe"])
-            parser = made.manifest["config"].get("parser")  # its masks need the parses of the test split, too
-            return (f"guide evaluate {{}} {dataset}{f' --parser {shlex.quote(parser)}' if parser else ''}",)
+            parser = made.manifest["config"].get("parser") if "masks" in made.manifest["inputs"] else ""
+            needed = f" --parser {shlex.quote(parser)}" if parser else ""  # the test split is parsed, too
+            return (f"guide evaluate {{}} {dataset}{needed}",)
     return ("guide show {}",)
 
 

@@ -223,5 +223,5 @@ def _source_of(need: str) -> str:
 
     source = FEATURES[need].source if need in FEATURES else "it is a feature of the pattern's own"
     if "guide build-masks" in source:
-        return "`guide build-masks SEQUENCES --idf IDF --deps DEPS` writes it, --deps for trees alone; give the result with --masks"
+        return "`guide build-masks SEQUENCES --idf IDF --deps DEPS` writes it; give the result with --masks"
     return f"{source}; the command line has no such input, so train in your own code"

@@ -191,7 +191,8 @@ class Task(Objective, ABC):
         return None
 
     def judged_together(self, rows: Examples, number: int) -> int:
-        """How many examples to judge where about the first ``number`` are wanted; so many, where each is judged by itself."""
+        """How many examples a validation or evaluation scores that is limited to ``number``: just so many, unless the task scores
+        several examples as one."""
         return number
 
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:

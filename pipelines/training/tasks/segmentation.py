@@ -70,7 +70,8 @@ class Segmentation(YesNoTask):
         return np.flatnonzero(drawn | (rows.labels == "1"))
 
     def judged_together(self, rows: Examples, number: int) -> int:
-        """The boundaries of whole documents, at least of the first one, since Pk and WindowDiff are of whole documents."""
+        """The boundaries of the documents that end within the first ``number``, or else of the first document, since Pk and
+        WindowDiff score whole documents."""
         ends = np.append(np.flatnonzero(np.diff(rows.numbers)) + 1, len(rows))
         whole = int(np.searchsorted(ends, number, side="right"))
         return int(ends[max(0, whole - 1)])
@@ -123,11 +124,10 @@ class Segmentation(YesNoTask):
 
         task, data = cls(), run.inputs["sequences"]
         predictions, tokens = task_scores.predict(run, model, handle, task)
-        if 0 < run.config.limit != len(predictions) < int(data.files[f"{run.config.split}.parquet"]["rows"]):
+        limit, all_boundaries = run.config.limit, int(data.files[f"{run.config.split}.parquet"]["rows"])
+        if limit and len(predictions) not in (limit, all_boundaries):
             boundaries = counted(len(predictions), "boundary", "boundaries")
-            run.warn(
-                f"--limit {run.config.limit} ends within a document: {boundaries} of whole documents are evaluated"
-            )
+            run.warn(f"--limit {limit} ends within a document: {boundaries} of whole documents are evaluated")
         sentences = [number for (number,) in task_scores.sentences_of(run)[: len(predictions)]]
         sources = task_scores.write_predictions(
             run, predictions, tokens, list(zip(boundary_fields(), [sentences], strict=True))

@@ -162,6 +162,10 @@ def test_a_plan_gets_the_statistics_that_it_reads(store: Store, data: Artifact) 
     assert "idf" in made.counts["columns"]
     metrics, _ = measure(store, run.reference, data)
     assert "accuracy" in metrics
+    (suggested,) = finetune._next(run, store)
+    assert "--parser" not in suggested
+    run.manifest["config"]["parser"] = "spacy:my parser"
+    assert finetune._next(run, store) == (f"{suggested} --parser 'spacy:my parser'",), "the test split is parsed, too"
     with pytest.raises(PlanError, match="which a parser finds"):
         train(store, data, steps=2, plan="preset:roles", heads=8, hidden=32)
 

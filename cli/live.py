@@ -32,6 +32,7 @@ Row = dict[str, Any]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"], Field(description="Device to compute on; auto takes a GPU if there is one.")
 ]
+Parser = Annotated[str, Field(description="For plans that read syntax: the parser, as in `guide build-deps --parser`.")]
 
 
 class TranslateConfig(Decoding):
@@ -40,6 +41,7 @@ class TranslateConfig(Decoding):
     batch_size: int = Field(
         32, ge=1, description="Lines of a file that are translated together; those of stdin are not."
     )
+    parser: Parser = ""
     device: Device = "auto"
 
 
@@ -47,6 +49,7 @@ class FillConfig(Config):
     """How to fill in masks."""
 
     top: int = Field(5, ge=1, le=10_000, description="Number of tokens to show for each mask.")
+    parser: Parser = ""
     device: Device = "auto"
 
 
@@ -69,16 +72,20 @@ def translate_command(
     """Translate lines of text.
 
     Each line gets one line; an empty line stays empty.  From stdin, a line is translated and written as soon as it arrives.
-    The model's plan is applied.  A line that is too long for the model is cut, which is said at the end.
+    The model's plan is applied; what it reads of words is found in each line.  A line that is too long for the model is cut, which
+    is said at the end.
     """
+    from pipelines.stages.missing import text_words
     from pipelines.training.live_text import Translator, read_lines
     from pipelines.training.opening import find_folder
 
     check_working_folder()
     with ExitStack() as opened:
         stream = sys.stdin.buffer if file == "-" else opened.enter_context(_open(file))
-        settings = config.model_dump(exclude={"batch_size"})
-        translator = Translator(find_folder(model, session.store), **settings)
+        settings = config.model_dump(exclude={"batch_size", "parser"})
+        folder = find_folder(model, session.store)
+        words = text_words(model, folder, config.parser, config.device, session.store)
+        translator = Translator(folder, words=words, **settings)
         lines = read_lines(stream, _invite(session, file))
         size = 1 if file == "-" else config.batch_size
         while batch := list(itertools.islice(lines, size)):
@@ -114,13 +121,16 @@ def fill_command(
 
     A mask is written <mask> or [MASK].  Each mask has a table of its most likely tokens, with their probabilities and with the
     text that they make; other masks stay as they are.  With --json each text is one object.  From stdin, a line is answered as
-    soon as it arrives.  The model's plan is applied.
+    soon as it arrives.  The model's plan is applied; what it reads of words is found in the text with its masks.
     """
+    from pipelines.stages.missing import text_words
     from pipelines.training.live_text import Filler, read_lines
     from pipelines.training.opening import find_folder
 
     check_working_folder()
-    filler = Filler(find_folder(model, session.store), config.device)
+    folder = find_folder(model, session.store)
+    words = text_words(model, folder, config.parser, config.device, session.store)
+    filler = Filler(folder, config.device, words=words)
     texts = [text] if text != "-" else read_lines(sys.stdin.buffer, _invite(session, text))
     for number, line in enumerate(texts, 1):
         try:

@@ -82,7 +82,8 @@ def show_pattern(
         str | None, Option(help="A folder with tokenizer.json, or a tokenizer artifact; by default tokens are words.")
     ] = None,
     parser: Annotated[
-        str | None, Option(help="spacy:NAME_OR_FOLDER, for heads, relations, parts of speech and stop words.")
+        str | None,
+        Option(help="spacy:NAME_OR_FOLDER or stanza:LANG, for heads, relations, parts of speech and stop words."),
     ] = None,
     feature: Annotated[
         list[str] | None,

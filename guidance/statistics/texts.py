@@ -29,6 +29,8 @@ class Word:
         pos: universal part of speech.
         lemma: for negation; by default the word itself.
         sentence: the number of its sentence in the text.
+        form: the word that a part of a multi-word token stands for (``de`` in *du*), for idf and stop words; by default the
+            word as written.
     """
 
     start: int
@@ -38,6 +40,7 @@ class Word:
     pos: str = ""
     lemma: str = ""
     sentence: int = 0
+    form: str = ""
 
 
 def word_features(
@@ -123,7 +126,7 @@ def _words(
                     f"text {number}: the head of word {index} is {word.head}, of {counted(len(mine), 'word')}"
                 )
             heads.append(-1 if word.head is None else first + word.head)
-            forms.append(text[word.start : word.end].lower())
+            forms.append((word.form or text[word.start : word.end]).lower())
             every.append(word)
         first += len(mine)
     documents = np.repeat(np.arange(len(texts)), [len(mine) for mine in words])

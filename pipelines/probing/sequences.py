@@ -22,16 +22,16 @@ from guidance.probes.relevance import Relevance, highest_entropy, keys_of, unifo
 from guidance.probes.summary import summarise
 from guidance.sites import Site, stack_of_inputs
 from guidance.statistics.roles import COLUMNS
-from guidance.statistics.texts import word_features
 from pipelines.engine.stage import Run
 from pipelines.probing.probe import SequencesConfig
 from pipelines.training.batches import Examples, ids_and_mask, pad, pad_features
 from pipelines.training.learner import folder_of
-from pipelines.training.live_text import check_bare_text, with_random_weights, words_of
+from pipelines.training.live_text import check_bare_text, with_random_weights
 from pipelines.training.model_checks import check_lengths, check_model, longest_input
 from pipelines.training.models import has_segments, read_tokenizer
 from pipelines.training.opening import open_watched
 from pipelines.training.plan_inputs import check_needs, features, read_tables
+from pipelines.training.text_words import TextWords
 
 Seen = TypeVar("Seen")
 
@@ -142,7 +142,7 @@ class WatchedSequences:
         inputs = ids_and_mask([row], named.pad_token_id, self.device)
         if self._segments:
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
-        found = word_features(BatchEncoding(encoding=[encoding]), [text], [words_of(text)])
+        found = TextWords().features(BatchEncoding(encoding=[encoding]), text)
         columns = {}
         for name in found.keys() & self.rows.columns:
             values, fill = found[name][0].numpy(), COLUMNS[name].fill

@@ -30,17 +30,12 @@ from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS, TREES, Columns, schema_of
 from pipelines.text.conllu import Treebank
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_column
-from pipelines.text.parsing import model_folder
+from pipelines.text.parsers import MODELS, MOST_WORDS
 from pipelines.text.sources import expand
-from pipelines.text.spacy_models import SpacyParser, spacy_folder
-from pipelines.text.stanza_models import StanzaParser, parser_files
 
 WINDOW = 1 << 16
 """Minimum number of characters that a parser gets at once.  Batching may change the last bits of its sums, so windows depend
 only on the corpus, not on shards; a shard takes the windows that begin in it."""
-
-MODELS = {"spacy": (SpacyParser, lambda name: model_folder(spacy_folder(name))), "stanza": (StanzaParser, parser_files)}
-"""Kinds of parsers that have a model: how to open one, and which files determine its output."""
 
 _GROUP = 20_000
 _COLUMNS = ("document", "start", "first_sentence", "text", "sentences")
@@ -57,7 +52,7 @@ class Config(executor.Config):
         "(a file, a folder or a pattern)."
     )
     shard_size: int = knob(250_000, "Approximate number of characters per shard.", ge=1)
-    max_words: int = Field(512, ge=1, le=100_000, description="Longest sentence to parse, in words.")
+    max_words: int = Field(MOST_WORDS, ge=1, le=100_000, description="Longest sentence to parse, in words.")
     column: Literal["both", "text"] = Field(
         "both",
         description="Text to parse, for examples with two texts; masks of translation data need the source, text.",

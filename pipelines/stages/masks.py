@@ -18,7 +18,7 @@ from guidance.errors import InputError, counted
 from pipelines.engine import executor
 from pipelines.engine.declaration import Command, Opening, Stage, Stored, Table, names
 from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file, regrouped, shards_of
-from pipelines.engine.stage import Result, Run, Work, internal, require
+from pipelines.engine.stage import Result, Run, Work, internal
 from pipelines.inputs import Sequences
 from pipelines.lazy import np, pa
 from pipelines.statistics.codes import CODES_KEY
@@ -28,6 +28,7 @@ from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
 from pipelines.storage.tables import schema_of
 from pipelines.text.corpus_files import SPLITS
+from pipelines.text.parsers import stop_words
 
 GROUP_TOKENS = 1 << 18
 """Tokens per row group of the result: a group ends with the first sequence that reaches this number."""
@@ -98,16 +99,6 @@ def _check_corpus(table: Artifact, corpus: Artifact, data: Artifact) -> None:
 def _stop_words(inputs: Mapping[str, Artifact]) -> list[str] | None:
     """spaCy's stop words for the parser's language; None if there are no trees, or no words for their language."""
     return stop_words(str(inputs["deps"].counts.get("language") or "xx")) if "deps" in inputs else None
-
-
-@functools.cache
-def stop_words(language: str) -> list[str] | None:
-    """spaCy's stop words for a language code; None if it has none."""
-    try:
-        rules = require("spacy", "spacy").util.get_lang_class(language).Defaults
-    except ImportError:  # spaCy does not have this language
-        return None
-    return sorted(rules.stop_words) or None
 
 
 def mask_schema(columns: Sequence[str]) -> Any:

@@ -23,6 +23,7 @@ from pipelines.training.plan_inputs import features
 if TYPE_CHECKING:
     from guidance.plan import Plan
     from pipelines.engine.stage import Files, Result
+    from pipelines.training.text_words import TextWords
 
 AnyConfig = TypeVar("AnyConfig", bound=Any)
 
@@ -147,6 +148,29 @@ def read_by(
         made, dataset, plan, str(folder), config.parser, store, progress, training=False, known_idf=idf_of_training
     )
     return made, config.model_copy(update={"masks": "".join(masks_made)})
+
+
+def text_words(model: str, folder: Path, parser: str, device: str, store: Store) -> TextWords:
+    """What finds the words of texts that come one by one, as the plan of a trained model reads them.  Raises PlanError if the plan
+    reads syntax, and there is no parser; InputError if the parser cannot be opened, or the idf that the model learned with is gone.
+
+    Args:
+        model: its reference or folder; folder: that of its files.
+        parser: see `pipelines.training.text_words.TextParser`; opened only if the plan reads syntax.
+    """
+    from guidance.checkpoint import find_plan
+    from guidance.plan import Plan
+    from pipelines.statistics.role_tables import rarity_of
+    from pipelines.training.text_words import TextParser, TextWords
+
+    plan = find_plan(folder) or Plan()
+    check_parser(plan, str(folder), parser, training=False)
+    needed = features(plan, training=False)
+    idf = None
+    if "idf" in needed:
+        with store.load(trained_idf(model, plan, store, is_needed=True), kind="idf") as table:
+            idf = rarity_of(str(table.path))
+    return TextWords(TextParser(parser, device) if any(need in SYNTAX for need in needed) else None, idf)
 
 
 def check_split(data: Artifact, split: str) -> None:

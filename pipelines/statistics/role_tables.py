@@ -148,7 +148,7 @@ class RoleTables:
             features["stop_word"] = np.fromiter((form in stops for form in forms), bool, len(forms))[order]
         document, start, end = (columns[key][order] for key in keys[:3])
         if self.idf:
-            rarity = _rarity(str(Path(self.idf) / IDF))
+            rarity = rarity_of(self.idf)
             features["idf"] = np.fromiter(map(rarity.__getitem__, forms), np.float32, len(forms))[order]
         return Words(document, start, end, head if trees is not None else None, features)
 
@@ -233,9 +233,13 @@ def _split(blocks: list[Any], parsed: Any, wanted: TextRange) -> dict[str, Any]:
     }
 
 
+def rarity_of(folder: str) -> Rarity:
+    """The table of an ``idf`` artifact.  Raises NumericalError if a value is negative or not finite."""
+    return _rarity(str(Path(folder) / IDF))
+
+
 @remembered
 def _rarity(path: str) -> Rarity:
-    """The table of an ``idf`` artifact.  Raises NumericalError if a value is negative or not finite."""
     with open_checked(path) as file:
         table = file.read(["token", "idf"])
         values, tokens = table.column("idf").to_numpy(), table.column("token").to_pylist()

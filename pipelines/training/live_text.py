@@ -1,16 +1,15 @@
 """Trained models at work on lines of text: they translate, and fill in masked words.
 
 The tokenizer of a model puts special tokens around texts; for a model of ours these are the ones that its sequences had.  Plans act
-as they do at inference.  Words and sentences are found by rules; a plan that needs more of a text, such as a parse, is refused before
-the model is opened.
+as they do at inference.  Words and sentences are found by rules, unless a parser is given; a plan that needs more of a text is refused
+before the model is opened.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,10 +26,7 @@ from guidance.objectives.selection import logits_at
 from guidance.objectives.translation import translate
 from guidance.patterns.features import FEATURES
 from guidance.plan import Plan
-from guidance.statistics.texts import Word, word_features
-from guidance.statistics.words import word_spans
 from pipelines.text.records import check_utf8
-from pipelines.text.sentence_rules import split_sentences
 from pipelines.text.tokenizer_files import (
     TOKENIZER_FILES,
     folder_files,
@@ -44,6 +40,7 @@ from pipelines.training.model_checks import longest_input
 from pipelines.training.objective import has_head
 from pipelines.training.opening import Unguided, open_trained
 from pipelines.training.plan_inputs import features
+from pipelines.training.text_words import TextWords
 
 LONGEST_LINE = 1 << 20
 """In bytes."""
@@ -93,13 +90,16 @@ class LiveModel:
         cut: how many texts were longer than the model allows and were cut.
     """
 
-    def __init__(self, folder: Path, device: str = "auto", random_seed: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, device: str = "auto", random_seed: int | None = None, *, words: TextWords | None = None
+    ) -> None:
         """Opens a model, or one of its shape with random weights of a seed, without a plan.  Raises InputError if the model
-        cannot read live text, and PlanError if its plan needs more than a bare text."""
+        cannot read live text, and PlanError if its plan needs what ``words``, by default rules, do not find in a text."""
         config = config_of(folder)
         self.check(folder, config)
         plan = find_plan(folder)
-        self.needed = check_bare_text(plan or Plan(), folder, self.takes_masks, self.given)
+        self._words = words or TextWords()
+        self.needed = check_bare_text(plan or Plan(), folder, self.takes_masks, self.given, self._words.names)
         self.tokenizer, self.special = _open_tokenizer(folder, self.spells_masks)
         self.longest = longest_input(config)
         added = [id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
@@ -140,7 +140,7 @@ class LiveModel:
         inputs, columns = ids_and_mask(rows, self.pad_id, device), dict[str, Tensor]()
         if self.needed:
             both = zip(texts, encodings, strict=True)
-            known = [word_features(BatchEncoding(encoding=[one]), [text], [words_of(text)]) for text, one in both]
+            known = [self._words.features(BatchEncoding(encoding=[one]), text) for text, one in both]
             values = {name: [features[name][0].numpy() for features in known] for name in self.needed}
             columns = pad_features(values, inputs["input_ids"].shape[1], device)
         return Batch(inputs, columns, encodings)
@@ -164,8 +164,17 @@ class LiveModel:
 class Translator(LiveModel):
     """A model that translates; see `guidance.objectives.translation.translate`."""
 
-    def __init__(self, folder: Path, *, beams: int, length_penalty: float, max_length: int, device: str) -> None:
-        super().__init__(folder, device)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        beams: int,
+        length_penalty: float,
+        max_length: int,
+        device: str,
+        words: TextWords | None = None,
+    ) -> None:
+        super().__init__(folder, device, words=words)
         most = self.longest or _LONGEST_TRANSLATION
         self._search: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty}
         self._search["max_length"] = min(max_length or most, most)
@@ -284,16 +293,23 @@ def _one_line(text: str) -> str:
     return "".join(letter for letter in " ".join(text.split()) if unicodedata.category(letter) != "Cc")
 
 
-def check_bare_text(plan: Any, folder: Path, takes_masks: str, given: Sequence[str] = ()) -> tuple[str, ...]:
+def check_bare_text(
+    plan: Any,
+    folder: Path,
+    takes_masks: str,
+    given: Collection[str] = (),
+    found: Collection[str] = TextWords().names,
+) -> tuple[str, ...]:
     """The features of words that a plan needs at inference.  Raises PlanError if it needs one that a bare text does not have.
 
     Args:
         takes_masks: what reads them from ``--masks``, for the message.
         given: names of features that the caller gives with the text.
+        found: names of features that are found in the text, by default by rules.
     """
     needed = tuple(need for need in features(plan, training=False) if need not in given)
     for need in needed:
-        if need not in ("word", "segment"):
+        if need not in found:
             label = plan.needs(training=False).get(need, "")
             source = FEATURES[need].source if need in FEATURES else "it is a feature of the pattern's own"
             raise PlanError(
@@ -301,13 +317,6 @@ def check_bare_text(plan: Any, folder: Path, takes_masks: str, given: Sequence[s
                 hint=f"{need}: {source}\n{takes_masks} it from --masks; guidance.word_features gives it in Python",
             )
     return needed
-
-
-def words_of(text: str, spans: Sequence[tuple[int, int]] | None = None) -> list[Word]:
-    """The words of a text, by default those of the rules, each with the number of its sentence."""
-    starts = [start for start, _ in split_sentences(text)]
-    spans = word_spans(text) if spans is None else spans
-    return [Word(a, b, sentence=max(bisect.bisect_right(starts, a) - 1, 0)) for a, b in spans]
 
 
 def _open_tokenizer(folder: Path, spells_masks: bool = False) -> tuple[Any, dict[str, int | None]]:

@@ -1,7 +1,7 @@
 """One text as a batch of one example, with the features that patterns read, for drawing patterns.
 
-Features that follow from the text alone (words, sentences, characters) are always available.  A spaCy model adds
-parses. The user may give any other feature, with one value per word or token.
+Features that follow from the text alone (words, sentences, characters) are always available.  A parser adds trees.  The user may
+give any other feature, with one value per word or token.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from guidance.errors import InputError, UnknownName
 from guidance.patterns import Pattern
 from guidance.patterns.features import FEATURES, UPOS, Cooccurrence, Tokens, Vocabulary, relation_id
 from guidance.statistics.cooccurrence import cooccurrence_table
-from guidance.statistics.roles import parts_of_speech
 from guidance.statistics.texts import Word, word_features
 from pipelines.storage.store import Store
 from pipelines.text.records import check_utf8
-from pipelines.text.spacy_models import load_spacy
 from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, special_ids, tokenizer_files
-from pipelines.training.live_text import words_of
+from pipelines.training.text_words import TextParser, words_of
 
 MOST_TOKENS = 256
 """A picture of more tokens would be unreadable."""
@@ -59,7 +57,7 @@ _SAMPLE = """
 """
 
 PARSED = ("head", "relation", "pos", "negation", "stop_word")
-"""What a spaCy model adds."""
+"""What a parser adds."""
 
 
 @dataclass(frozen=True)
@@ -103,23 +101,25 @@ def read(
         text: None for `SAMPLE`, whose parse is known.
         tokenizer: a folder with ``tokenizer.json`` or a tokenizer artifact; by default tokens are words, between [CLS]
             and [SEP].
-        parser: ``spacy:NAME_OR_FOLDER``, for heads, relations, parts of speech, negation and stop words.
+        parser: for heads, relations, parts of speech, negation and stop words; see `TextParser`.
         features: those of the user by name: comma-separated values, one per word or one per token.
 
     Raises:
         InputError: the text is empty or too long, the tokenizer cannot be read, or a feature does not fit the text.
-        MachineError: the spaCy model is not installed.
+        MachineError: the parser is not installed.
     """
     for written in (text or "", *(features or {}).values()):
         check_utf8(written)
     values: dict[str, Sequence[Any]] = {}
-    if text is None and not parser:
-        words, values = _sample()
-    text = SAMPLE if text is None else text
+    stop_words = None
     if parser:
-        words, values = _parse(text, parser)
-    elif not values:
+        parsing = TextParser(parser)
+        words, stop_words = parsing.words(SAMPLE if text is None else text), parsing.stop_words
+    elif text is None:
+        words, values = _sample()
+    else:
         words = words_of(text)
+    text = SAMPLE if text is None else text
     if not words:
         raise InputError("the text is empty", hint='for example: --text "The dog ran. It was late."')
     spans = [(word.start, word.end) for word in words]
@@ -137,7 +137,7 @@ def read(
     ids_BT = torch.tensor([ids])
     columns = {
         **Vocabulary.from_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **names)).columns(ids_BT),
-        **word_features(encoding, text, [words]),
+        **word_features(encoding, text, [words], stop_words=stop_words),
     }
     word_of = columns["word"][0].tolist()
     written_values = {
@@ -178,7 +178,7 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
     if missing:
         hints = [f"{name}: {FEATURES[name].source}" for name in missing]
         if set(missing) <= set(PARSED):
-            hints.append("for this text: --parser spacy:en_core_web_sm, or any other spaCy model")
+            hints.append("for this text: --parser spacy:en_core_web_sm, or stanza:LANG")
         if any(FEATURES[name].of_pairs for name in missing):
             hints.append(f'in Python: guidance.pattern("{missing[0]}", ids, {missing[0]}=...)')
             raise InputError(f"{pattern} is a matrix of the caller's", hint="\n".join(hints))
@@ -198,29 +198,6 @@ def _sample() -> tuple[list[Word], dict[str, Sequence[Any]]]:
     parse = zip(words_of(SAMPLE), columns["head"], columns["relation"], columns["pos"], strict=True)
     words = [replace(word, head=int(head), relation=relation, pos=pos) for word, head, relation, pos in parse]
     return words, {name: list(map(_reader(name), columns[name])) for name in ("idf", "stop_word", "marked")}
-
-
-def _parse(text: str, parser: str) -> tuple[list[Word], dict[str, Sequence[Any]]]:
-    """The words of a text as spaCy finds them, and further features by name, one value per word."""
-    kind, _, name = parser.partition(":")
-    if kind != "spacy" or not name:
-        raise InputError(f"unknown parser {parser!r}", hint="spacy:NAME_OR_FOLDER, for example spacy:en_core_web_sm")
-    doc = load_spacy(name)(text)
-    kept = [token for token in doc if not token.is_space]
-    words = words_of(text, [(token.idx, token.idx + len(token)) for token in kept])
-    if doc.has_annotation("SENT_START"):
-        sentence = {token.i: number for number, span in enumerate(doc.sents) for token in span}
-        words = [replace(word, sentence=sentence[token.i]) for word, token in zip(words, kept, strict=True)]
-    if doc.has_annotation("DEP"):
-        number_of = {token.i: number for number, token in enumerate(kept)}
-        words = [
-            replace(word, head=number_of.get(token.head.i, number), relation=token.dep_, lemma=token.lemma_)
-            for number, (word, token) in enumerate(zip(words, kept, strict=True))
-        ]
-    values: dict[str, Sequence[Any]] = {"stop_word": [token.is_stop for token in kept]}
-    if doc.has_annotation("POS"):
-        values["pos"] = parts_of_speech([token.pos_ for token in kept]).tolist()
-    return words, values
 
 
 # tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -24,10 +25,11 @@ import guidance
 from guidance.errors import InputError
 from guidance.guide import Guide
 from guidance.plan import Plan
-from pipelines.stages import dataset, evaluate, pretrain, sequences, tokenizer
+from pipelines.stages import dataset, dependencies, evaluate, idf, masks, missing, pretrain, sequences, tokenizer
 from pipelines.storage.store import Store
 from pipelines.training.live_text import Filler, Translator, read_lines
 from tests import trainings
+from tests.shared import shared
 from tests.trainings import one_thread  # noqa: F401
 
 WORDS = [f"{a}{b}" for a in "bdfg" for b in "aei"]
@@ -92,6 +94,50 @@ def test_translations_are_those_of_the_evaluation(
     assert guide(*call, "--batch-size", 1).out == said.out
     objects = [json.loads(line) for line in guide(*call, "--json").out.splitlines()]
     assert objects[2] == {"source": rows["source"][1], "translation": rows["hypothesis"][1]}
+
+
+def test_a_plan_that_reads_trees_and_idf_finds_them_in_each_line(
+    work: SimpleNamespace, guide: Callable[..., Any], monkeypatch: Any
+) -> None:
+    """The translations are those of the evaluation, where the trees and the idf come from ``guide build-masks``."""
+    parser, store = f"spacy:{shared('models/spacy-en_ud_ewt_sm')}", work.store
+    with store.load_input(work.pairs, "corpus") as captions:
+        counted = idf.run(captions.reference, idf.Config(column="text", unit="sentence"), store=store)
+        trees = dependencies.run(captions.reference, dependencies.Config(parser=parser, column="text"), store=store)
+    assert counted is not None and trees is not None
+    joined = masks.run(work.pairs.reference, masks.Config(idf=counted.reference, deps=trees.reference), store=store)
+    assert joined is not None
+    plan = store.root.parent / "roles.toml"
+    plan.write_text(Plan((Guide("dependency", "mask", heads=(0,)), Guide("rare", "mask", heads=(1,)))).dumps())
+    shape: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 32, "steps": 8, "learning_rate": 1e-2}
+    config = pretrain.Config(objective="translation", plan=str(plan), masks=[joined.reference], **shape)
+    trained = pretrain.run(work.pairs.reference, config, store=store)
+    assert trained is not None
+    made = evaluate.Config(beams=2, masks=joined.reference)
+    found = evaluate.run(trained.reference, work.pairs.reference, made, store=store).artifact
+    rows = pq.read_table(found.path / "predictions.parquet").to_pydict()
+    lines = "".join(f"{source}\n" for source in rows["source"]).encode()
+    call = ("translate", trained.reference, "--beams", 2, "--store", store.root)
+    feed(monkeypatch, lines)
+    said = guide(*call, "--parser", parser)
+    assert said.code == 0, said.err
+    assert said.out.splitlines() == rows["hypothesis"]
+    said = guide(*call)
+    assert said.code == 2 and "it needs the features head, which a parser finds" in said.err, said.err
+    for wrong, message in (
+        ("conllu:x", "parses no other text"),
+        ("udpipe:en", "unknown parser"),
+        ("spacy:", "unknown"),
+    ):
+        said = guide(*call, "--parser", wrong)
+        assert said.code == 2 and message in said.err and "stanza:LANG" in said.err, said.err
+    folder = trained.artifact.path
+    words = missing.text_words(trained.reference, folder, parser, "cpu", store)
+    columns = Translator(folder, **SEARCH, words=words).read(rows["source"]).columns
+    known = pq.read_table(joined.artifact.path / "test.parquet").to_pydict()
+    for name in ("head", "idf"):
+        lists = [row[: len(own)] for row, own in zip(columns[name].tolist(), known[name], strict=True)]
+        assert lists == known[name] and len({*itertools.chain(*lists)}) > 2
 
 
 def test_long_lines_are_cut_and_counted(work: SimpleNamespace, guide: Callable[..., Any], monkeypatch: Any) -> None:
@@ -258,10 +304,10 @@ def test_features_that_a_text_does_not_have_are_refused_by_name(guide: Callable[
     for name, data in trainings.tokenizer_files().items():
         (tmp_path / "model" / name).write_bytes(data)
     said = guide("fill", tmp_path / "model", "w1 <mask>")
-    assert said.code == 2 and "its plan needs the feature idf (guide 'rare'" in said.err, said.err
-    assert "guide build-masks" in said.err and "`guide evaluate` reads it from --masks" in said.err
+    assert said.code == 2 and "reads idf, and that of its training text is not in this store" in said.err, said.err
     looked = guide("attention", tmp_path / "model", "--text", "w1 w2")
-    assert looked.code == 2 and "`guide probe relevance`, read it from --masks" in looked.err, looked.err
+    assert looked.code == 2 and "its plan needs the feature idf (guide 'rare'" in looked.err, looked.err
+    assert "guide build-masks" in looked.err and "`guide probe relevance`, read it from --masks" in looked.err
 
 
 def bert(vocab_size: int = 64) -> Any:

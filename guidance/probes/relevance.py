@@ -90,7 +90,8 @@ def uniform(patterns_BPQK: Tensor, valid_BT: Tensor, *, is_causal: bool) -> Tens
 class Relevance:
     """The global relevance of patterns for every head: the mean of `masses` over examples, collected batch by batch.
 
-    Each half of the examples, every other one, has a mean of its own: to choose on one and confirm on the other.
+    Each half of the examples, every other one, has a mean of its own: to choose on one and confirm on the other.  Sequences of one
+    example, which may overlap, are in the same half.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -101,7 +102,8 @@ class Relevance:
         self._uniform = torch.zeros(len(self.names), dtype=torch.float64)
 
     def begin(self, numbers: Sequence[int], uniform_BP: Tensor) -> None:
-        """Announce the examples of a batch: their numbers, of which even ones are the first half, and their `uniform`."""
+        """Announce the sequences of a batch: the numbers of their examples, of which even ones are the first half, and their
+        `uniform`."""
         self._is_second = torch.tensor([number % 2 == 1 for number in numbers])
         self.examples["second"] += int(self._is_second.sum())
         self.examples["first"] += int((~self._is_second).sum())

@@ -95,10 +95,13 @@ class WatchedSequences:
         needed = tuple(dict.fromkeys((*self._plans, *self.known)))
         # models with segment embeddings learned pairs of texts with them
         self._segments = "shape" in data.counts and has_segments(self.model.config)
-        own = ("text",) if self._segments else ()
+        own = ("text",) if "shape" in data.counts else ()
         self.rows = Examples.read(data, config.split, len(self.tokenizer), features=needed, masks=masks, own=own)
         check_lengths(self.model.config, {config.split: self.rows}, data.reference)
         self.number = min(len(self.rows), config.limit or len(self.rows))
+        # by sequence; several sequences in a row may be of one example
+        numbers = self.rows.numbers if own else np.arange(len(self.rows))
+        self._examples = np.cumsum(np.diff(numbers, prepend=numbers[:1]) != 0)
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer)
         self.device = next(self.model.parameters()).device
 
@@ -109,6 +112,11 @@ class WatchedSequences:
             numbers = range(start, min(start + (size if isinstance(size, int) else size()), self.number))
             yield self.batch(numbers)
             start = numbers.stop
+
+    def examples(self, batch: Batch) -> list[int]:
+        """The running number of the example of each sequence of a batch."""
+        found: list[int] = self._examples[batch.numbers.start : batch.numbers.stop].tolist()
+        return found
 
     def batch(self, numbers: range) -> Batch:
         """Some sequences, padded to the longest."""
@@ -251,7 +259,7 @@ class Survey:
             if patterns
             else torch.zeros(size, 0, length, length, device=device)
         )
-        self.relevance.begin(batch.numbers, uniform(wanted, valid_BT, is_causal=watched.is_causal))
+        self.relevance.begin(watched.examples(batch), uniform(wanted, valid_BT, is_causal=watched.is_causal))
         lengths_B = valid_BT.sum(-1)
         most_B = highest_entropy(valid_BT, is_causal=watched.is_causal)
         summaries = watched.watch(batch, lambda attention: summarise(attention, wanted, valid_BT, reach=REACH))

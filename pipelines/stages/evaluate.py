@@ -105,8 +105,8 @@ def _prepare(opening: Opening[Config]) -> None:
         if isinstance(inputs["model"], Files):
             _tell_of_layout(folder_of(inputs["model"]))
         # since version 2 seen examples and unknown labels are counted; since 3 no document is scored that the limit has cut, and
-        # what is not defined of a class is null
-        opening.stage = replace(opening.stage, version=3)
+        # what is not defined of a class is null; since 4 syntax of taggers is that of the parser's words
+        opening.stage = replace(opening.stage, version=4 if row.shape == "tags" and config.masks else 3)
     if row.floors and config.floors:
         if config.split == "train":
             log.warning("%s: %s", sequences.reference, OWN_NGRAMS)

@@ -29,7 +29,7 @@ from pipelines.training.config import Best, TrainingConfig
 from pipelines.training.labels import says_many_labels
 from pipelines.training.learner import folder_of
 from pipelines.training.models import HEADLESS, WORD_MODELS
-from pipelines.training.plan_inputs import model_input
+from pipelines.training.plan_inputs import features, model_input
 from pipelines.training.plans import check_files, load_plan, name_of
 from pipelines.training.rows import check_settings
 from pipelines.training.run import RUN_OPTIONS, Training, add_inputs, build
@@ -198,6 +198,10 @@ def _prepare(opening: Opening[Config]) -> None:
         masks = missing.build_masks(sequences, dataset, plan, name_of(config), config.parser, store, progress)
         opening.change(masks=masks)
     add_inputs(opening, plan)
+    if task.shape == "tags" and "word" in features(plan):
+        opening.stage = replace(
+            opening.stage, version=2
+        )  # version 1 took the words of the tags for those of the parser
 
 
 def _task(config: Config, dataset: Artifact) -> type[Task]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,9 @@ class Reading(Take):
         opening.inputs["sequences"] = data
         with where_known():
             self.check(opening)
+            if data.counts.get("shape") in ("tags", "summaries", "segments"):
+                # since then `segment` is that of the sequences, and all sequences of an example are in one half
+                opening.stage = replace(opening.stage, version=opening.stage.version + 1)
         opening.inputs |= load_inputs(opening.config, [data], opening.store)
 
     def check(self, opening: Opening[Any]) -> None:

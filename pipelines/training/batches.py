@@ -16,6 +16,7 @@ from guidance.statistics.roles import COLUMNS, Pieces, segment_numbers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactDamaged
+from pipelines.training.objective import TAGGED_WORD
 
 _OWN = {"text": pa.int8(), "word": pa.int32(), "segment": pa.int32()}
 """Columns of lists that sequences of a task's examples may have besides those of all sequences."""
@@ -58,6 +59,7 @@ class Examples:
 
         Args:
             features: token features to read from ``masks``; without masks only ``segment``, which follows from the sequences.
+                Where these have a column ``segment``, it is taken in any case.
             masks: what ``build-masks`` made of these sequences.
             column: the column of the ids; ``target`` for the targets of pairs, which have no features.
             own: for examples of a task, further columns of lists in the sequences; labels and numbers are read too.
@@ -82,8 +84,9 @@ class Examples:
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         columns = {}
         for feature in features:
-            if feature in own:
-                continue  # the sequences say it themselves
+            if feature == "segment" and _has_column(artifact, name, feature):
+                columns[feature], _ = read_column(artifact, name, feature, _OWN[feature], compact)
+                continue
             if masks is None:
                 assert feature == "segment"
                 columns[feature] = _segments(artifact, name, bounds)
@@ -94,8 +97,9 @@ class Examples:
         if not own:
             return cls(ids, bounds, columns)
         for other in own:
-            columns[other], sizes = read_column(artifact, name, other, _OWN[other], compact)
+            values, sizes = read_column(artifact, name, other, _OWN[other], compact)
             check_sizes(sizes, lengths, artifact.path / name, other)
+            columns[TAGGED_WORD if other == "word" else other] = values
         return cls(ids, bounds, columns, *_read_examples(artifact, name, len(lengths)))
 
     @classmethod
@@ -182,6 +186,11 @@ def read_column(
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise ArtifactDamaged(f"{artifact.path / name}: unreadable ({str(error)[:160]!r})") from error
     return np.concatenate(values), np.concatenate(lengths)
+
+
+def _has_column(artifact: Artifact, name: str, column: str) -> bool:
+    with artifact.open(name) as file:
+        return column in open_parquet(file).schema_arrow.names
 
 
 def check_sizes(sizes: np.ndarray, lengths: np.ndarray, path: Path, column: str) -> None:

@@ -11,7 +11,7 @@ from guidance.errors import InputError, counted
 from guidance.tasks.entities import OUTSIDE, entity_agreement, token_agreement
 from guidance.tasks.scores import Agreement, accuracy
 from pipelines.lazy import np
-from pipelines.training.objective import Card
+from pipelines.training.objective import TAGGED_WORD, Card
 from pipelines.training.task import UNKNOWN, Batch, Prediction, Task, known
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class _Words(NamedTuple):
 def _words(batch: Batch) -> _Words:
     parts = [np.zeros((5, 0), np.int64)]
     examples = np.repeat(np.arange(len(batch.sizes)), batch.sizes)
-    for row, (example, numbers) in enumerate(zip(examples, batch.columns["word"], strict=True)):
+    for row, (example, numbers) in enumerate(zip(examples, batch.columns[TAGGED_WORD], strict=True)):
         text = np.flatnonzero(numbers >= 0)
         words, first = np.unique(numbers[text], return_index=True)
         tokens = text[first]

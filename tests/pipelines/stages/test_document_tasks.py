@@ -19,6 +19,8 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from guidance.errors import InputError, Interrupted
 from guidance.tasks.segments import pk, window_diff
 from guidance.tasks.summaries import normalised_gain
+from pipelines.probing.probe import SequencesConfig
+from pipelines.probing.sequences import WatchedSequences
 from pipelines.stages import evaluate, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -274,6 +276,23 @@ def test_real_slices_run_from_files_to_metrics(store: Store, tmp_path: Path, nam
         metrics = made.counts["metrics"]
         assert metrics["rouge1"] <= metrics["rouge1_oracle_seen"] <= metrics["rouge1_oracle"] + 0.05
         assert all(len(row["chosen"]) == 1 for row in rows)
+
+
+@pytest.mark.parametrize("name", ["summaries", "segments"])
+def test_probes_read_the_parts_of_the_sequences_and_keep_an_example_in_one_half(
+    store: Store, name: str, request: pytest.FixtureRequest
+) -> None:
+    data = request.getfixturevalue(name)
+    model = train(store, data, steps=1, max_length=16).artifact
+    read = sequences_of(store, data, max_length=16)
+    watched = WatchedSequences({"model": model, "sequences": read}, SequencesConfig(split="test"))
+    rows = pq.read_table(read.path / "test.parquet").to_pylist()
+    assert len(rows) == watched.number > 2
+    seen = [number for batch in watched.batches(5) for number in watched.examples(batch)]
+    for number, row in enumerate(rows):
+        assert watched.rows.column("segment", number).tolist() == row["segment"]
+        assert (seen[number] == seen[0]) == (row["example"] == rows[0]["example"])
+    assert seen == sorted(seen) and seen[-1] + 1 == len({row["example"] for row in rows})
 
 
 def test_sparsity_counts_what_masks_and_fixed_heads_cannot_use(

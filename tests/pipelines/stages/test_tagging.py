@@ -16,9 +16,11 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from cli.evaluate import metric_lines
 from guidance.errors import InputError
-from pipelines.stages import dataset, sequences, tokenizer
+from pipelines.stages import dataset, dependencies, masks, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.training.batches import Examples
+from pipelines.training.objective import TAGGED_WORD
 from pipelines.training.task import Batch, Prediction
 from pipelines.training.tasks.tagging import Tagging
 from tests.finetunings import measure, train
@@ -138,6 +140,28 @@ def test_each_token_knows_its_word_and_windows_hold_every_word(
     assert bool(divided) == any("divided into windows" in warning for warning in data.manifest["warnings"])
 
 
+def test_a_plan_reads_the_words_of_the_parser_and_the_task_those_of_the_tags(store: Store, tmp_path: Path) -> None:
+    """A parser divides *don't*, so its heads number other words than the tags do."""
+    text = "They\tO\ndon't\tO\nlike\tO\nthe\tO\nold-fashioned\tO\ncat\tB-CAT\n.\tO\n\n"
+    made = build(store, tmp_path, text + lines(2), valid_fraction=0.0)
+    pieces = tokenizer.run(made.reference, tokenizer.Config(kind="byte-bpe", vocab_size=280), store=store)
+    settings = sequences.Config(max_length=64, packing="examples")
+    data = sequences.run(made.reference, pieces.reference, settings, store=store).artifact
+    parser = dependencies.Config(parser=f"spacy:{shared('models/spacy-en_ud_ewt_sm')}")
+    trees = dependencies.run(made.reference, parser, store=store)
+    assert trees is not None
+    joined = masks.run(data.reference, masks.Config(deps=trees.reference), store=store)
+    assert joined is not None
+    features = ("word", "head", "segment")
+    found = Examples.read(data, "train", 280, features=features, masks=joined.artifact, own=Tagging.columns)
+    of_parser = pq.read_table(joined.artifact.path / "train.parquet").to_pylist()
+    of_tags = pq.read_table(data.path / "train.parquet").to_pylist()
+    assert of_parser[0]["word"] != of_tags[0]["word"]
+    for number, (read, tagged) in enumerate(zip(of_parser, of_tags, strict=True)):
+        assert {name: found.column(name, number).tolist() for name in features} == {n: read[n] for n in features}
+        assert found.column(TAGGED_WORD, number).tolist() == tagged["word"]
+
+
 def test_entities_are_learned_and_measured(store: Store, data: Artifact) -> None:
     run = train(store, data, epochs=None, steps=60, select="f1", snapshots=[0]).artifact
     metrics, predictions = measure(store, run.reference, data)
@@ -188,7 +212,7 @@ def batch_of(words: list[list[int]], labels: list[str | None], sizes: list[int])
         [np.zeros(len(row)) for row in words],
         labels,
         [number for number, size in enumerate(sizes) for _ in range(size)],
-        {"word": [np.array(row) for row in words]},
+        {TAGGED_WORD: [np.array(row) for row in words]},
         sizes,
         [(0, number) for number in range(len(sizes))],
     )

@@ -6,7 +6,6 @@ The files become a dataset and sequences in a temporary store, so that a model r
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from pipelines.text.examples import NO_LABELS
 from pipelines.text.formats import FORMATS
 from pipelines.text.line_layout import check_not_columns
 from pipelines.text.readers import TextFile, format_of, known_extension
-from pipelines.text.sources import STDIN
+from pipelines.text.sources import STDIN, expand
 from pipelines.text.structured import ONE_SECTION
 from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import check_needs, model_input, read_tables
@@ -180,7 +179,11 @@ _OF_TEXT = {"examples": "lines", "tags": "words", "summaries": "documents", "seg
 
 def _dataset(task: type[Task], sources: Sequence[str], config: Any, store: Store, progress: Progress | None) -> str:
     """The reference of a dataset of these files, all of it in the split ``test``."""
-    first = next((source for source in sources if known_extension(source)), sources[0])
+    names = list(sources)
+    if config.format is None:
+        with expand(sources, any_kind=True, stdin=None) as found:
+            names = [str(path) for path in found.paths] or names
+    first = next(filter(known_extension, names), names[0])
     kind = config.format or (format_of(first, None) if known_extension(first) else "text")
     settings: dict[str, Any] = {name: getattr(config, name) for name in _OF_FILES}
     if kind == "text":
@@ -190,7 +193,7 @@ def _dataset(task: type[Task], sources: Sequence[str], config: Any, store: Store
         if config.format is None:
             hint = "for words with their tags: --format conll" if task.shape == "tags" else "give texts"
             hint += f"\nif it is text all the same: --format {settings['format']}"
-            for source in filter(os.path.isfile, sources):
+            for source in names:
                 file = TextFile(Path(source), Path(source).name, config.encoding, Notes())
                 check_not_columns(file.first_lines(), file.name, hint)
     elif config.format is not None:
@@ -198,9 +201,12 @@ def _dataset(task: type[Task], sources: Sequence[str], config: Any, store: Store
         if shape not in ("examples", task.shape):
             raise InputError(f"--format {kind} is for {shape}, and the model learned {task.name}")
         settings["format"] = kind
+    if task.shape == "tags" and kind not in (*FORMATS, "text"):
+        raise InputError(f"{first!r}: a tagger reads text with a sentence on each line", hint="--format words")
+    if task.shape in ("summaries", "segments") and kind not in (*FORMATS, "jsonl", "text"):
+        hint = f"JSON lines, or a text file for each document: --format {_OF_TEXT[task.shape]}"
+        raise InputError(f"{first!r}: {task.name} reads documents, not tables", hint=hint)
     if kind == "jsonl":
-        if task.shape == "tags":
-            raise InputError(f"{first!r}: a tagger reads text with a sentence on each line", hint="--format words")
         if task.shape == "choices" and config.choices_column is None:
             settings["choices_column"] = "choices"
         elif task.shape == "summaries":

@@ -128,7 +128,10 @@ def build(run: Run) -> None:
             document_schema(),
             sequences(),
             counts,
-            InputError(f"{corpus.reference} has no document that a sequence can be made of"),
+            InputError(
+                f"{corpus.reference} has no document that a sequence can be made of",
+                hint="a document to divide has two sentences at least" if shape == "segments" else None,
+            ),
             shape=shape,
             **{
                 key: own for key, own in corpus.counts.items() if key in ("summary_sentences", "sharing_test_documents")

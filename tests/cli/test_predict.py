@@ -279,6 +279,33 @@ def test_documents_are_summarised_and_divided(work: SimpleNamespace, caplog: pyt
     assert sum(map(len, own["sections"])) == 3
 
 
+def test_the_files_of_a_folder_are_read_as_if_they_were_named(work: SimpleNamespace, tmp_path: Path) -> None:
+    for name, text in (
+        ("csv", "text\na fine film\nso dull\n"),
+        ("jsonl", '{"text": "a fine film"}\n{"text": "so dull"}\n'),
+    ):
+        file = tmp_path / name / f"new.{name}"
+        file.parent.mkdir()
+        file.write_text(text)
+        alone = said(work.store, work.model, [str(file)])
+        assert said(work.store, work.model, [str(file.parent)]) == alone and len(alone) == 2
+
+
+def test_tables_are_not_documents_nor_tagged_words(work: SimpleNamespace, tmp_path: Path) -> None:
+    table = tmp_path / "new.csv"
+    table.write_text("text\na b\n")
+    tagger = make(work, "n.conll", "Anna B-PER\nsees O\n\nit O\n", format="conll")
+    segmenter = make(work, "u.txt", "a b\nc d\n==========\ne f\ng h\n", format="choi")
+    for more in ({}, {"format": "csv"}):
+        with pytest.raises(InputError, match="a tagger reads text with a sentence on each line"):
+            said(work.store, tagger, [str(table)], **more)
+        with pytest.raises(InputError, match="segmentation reads documents, not tables"):
+            said(work.store, segmenter, [str(table)], **more)
+    with pytest.raises(InputError) as raised:
+        said(work.store, segmenter, ["-"], "a b\n")
+    assert raised.value.hint == "a document to divide has two sentences at least"
+
+
 def test_documents_without_summaries_are_not_evaluated(work: SimpleNamespace) -> None:
     model = make(
         work,

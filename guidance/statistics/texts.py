@@ -50,6 +50,7 @@ def word_features(
     *,
     idf: Mapping[str, float] | None = None,
     stop_words: AbstractSet[str] | None = None,
+    parsed: bool | None = None,
 ) -> dict[str, Tensor]:
     """The features of the words of some texts, by name, each (B, T); `Handle.guide` takes them as they are.
 
@@ -61,6 +62,7 @@ def word_features(
         words: of each text, in their order; by default the text is split without a parser, as one sentence.
         idf: how rare a lowercased word is, in nats, as ``guide build-idf`` counts it.
         stop_words: lowercased.
+        parsed: whether the words have trees; by default if any has a head.  With a parser give True, since it may fail on every text.
 
     Raises:
         InputError: the encoding is not of these texts, or a word lies outside of its text.
@@ -73,7 +75,7 @@ def word_features(
     if words is None:
         words = [[Word(*span) for span in word_spans(text)] for text in texts]
     pieces, length = _pieces(encoding, texts, words)
-    columns = role_columns(pieces, _words(texts, words, idf, stop_words)).columns
+    columns = role_columns(pieces, _words(texts, words, idf, stop_words, parsed)).columns
     return {
         name: torch.from_numpy(column.reshape(len(texts), length)).to(FEATURES[name].dtype)
         for name, column in columns.items()
@@ -109,6 +111,7 @@ def _words(
     words: Sequence[Sequence[Word]],
     idf: Mapping[str, float] | None,
     stop_words: AbstractSet[str] | None,
+    parsed: bool | None,
 ) -> Words:
     """The words of all texts as one table."""
     heads, forms, every, first = [], [], [], 0
@@ -131,7 +134,7 @@ def _words(
         first += len(mine)
     documents = np.repeat(np.arange(len(texts)), [len(mine) for mine in words])
     starts, ends = (np.array([getattr(word, name) for word in every], np.int64) for name in ("start", "end"))
-    has_trees = any(head >= 0 for head in heads)
+    has_trees = any(head >= 0 for head in heads) if parsed is None else parsed
     features: dict[str, Any] = {}
     if has_trees:
         lemmas = [word.lemma or form for word, form in zip(every, forms, strict=True)]

@@ -266,7 +266,7 @@ class Filler(LiveModel):
         never = {id_ for id_ in self.special.values() if id_ is not None}
         scores_NV[:, [*never]] = scores_NV[:, size:] = -1.0
         best = scores_NV.topk(min(top, size - len(never)), dim=-1)
-        spans = [batch.encodings[0].offsets[token] for token in masks_N.tolist()]
+        spans = [_trimmed(text, *batch.encodings[0].offsets[token]) for token in masks_N.tolist()]
         return [
             [self._candidate(text, span, id_, score) for id_, score in zip(ids, scores, strict=True)]
             for span, ids, scores in zip(spans, best.indices.tolist(), best.values.tolist(), strict=True)
@@ -286,6 +286,11 @@ def with_random_weights(model: Any, seed: int) -> Any:
         handle.remove()  # the configuration of both models has the plan
     torch.manual_seed(seed)
     return type(model)(model.config).to(model.device).eval()
+
+
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """The span of a token without the white space before it, which some tokenizers count as a part of their mask token."""
+    return end - len(text[start:end].lstrip()), end
 
 
 def _one_line(text: str) -> str:

@@ -86,4 +86,5 @@ class TextWords:
     def features(self, encoding: Any, text: str) -> dict[str, Tensor]:
         """The features of a text, by name, each (1, T); the encoding is of this text alone, by a fast tokenizer."""
         words = words_of(text) if self._parser is None else self._parser.words(text)
-        return word_features(encoding, text, [words], idf=self._idf, stop_words=self._stop_words)
+        known: Any = {"idf": self._idf, "stop_words": self._stop_words, "parsed": self._parser is not None}
+        return word_features(encoding, text, [words], **known)

@@ -137,7 +137,7 @@ def read(
     ids_BT = torch.tensor([ids])
     columns = {
         **Vocabulary.from_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **names)).columns(ids_BT),
-        **word_features(encoding, text, [words], stop_words=stop_words),
+        **word_features(encoding, text, [words], stop_words=stop_words, parsed=bool(parser) or None),
     }
     word_of = columns["word"][0].tolist()
     written_values = {

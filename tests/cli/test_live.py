@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForMaskedLM, MarianConfig, MarianMTModel, T5Config, T5ForConditionalGeneration
 
 import guidance
@@ -138,6 +138,8 @@ def test_a_plan_that_reads_trees_and_idf_finds_them_in_each_line(
     for name in ("head", "idf"):
         lists = [row[: len(own)] for row, own in zip(columns[name].tolist(), known[name], strict=True)]
         assert lists == known[name] and len({*itertools.chain(*lists)}) > 2
+    without = Translator(folder, **SEARCH, words=words).read(["ba " * 600]).columns
+    assert set(without["head"][0].tolist()) == {-1}, "a sentence that is too long has no tree"
 
 
 def test_long_lines_are_cut_and_counted(work: SimpleNamespace, guide: Callable[..., Any], monkeypatch: Any) -> None:
@@ -339,6 +341,17 @@ def test_an_ordinary_folder_fills_in(wordpieces: Path, guide: Callable[..., Any]
     rows = guide("fill", wordpieces, "the [MASK] [MASK]", "--top", 2).out.splitlines()
     assert rows[0].split() == ["mask", "score", "token", "text"]
     assert [row.split()[0] for row in rows[1:]] == ["1", "1", "2", "2"]
+
+
+def test_the_space_before_a_mask_stays(wordpieces: Path) -> None:
+    """Some tokenizers count the white space before their mask token as a part of it."""
+    own = Tokenizer.from_file(str(wordpieces / "tokenizer.json"))
+    own.add_special_tokens([AddedToken("[MASK]", lstrip=True, special=True, normalized=False)])
+    own.save(str(wordpieces / "tokenizer.json"))
+    assert own.encode("the [MASK] ran").offsets[1] == (3, 10)
+    (found,) = Filler(wordpieces, "cpu").fill("the [MASK] ran", 4)
+    assert {one.text for one in found if one.token == "cat"} <= {"the cat ran"}
+    assert all(one.text.startswith("the ") or one.token.startswith("##") for one in found)
 
 
 def test_wrong_inputs_of_fill_are_refused(

@@ -9,6 +9,7 @@ Source: Li et al. 2022, section 3.1; `guidance.probes.discovery`.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from pydantic import Field
@@ -82,7 +83,8 @@ def build(run: Run[Config]) -> None:
         title=f"{'Importance' if importance else 'Entropy'} of heads\n{watched.number:,} sequences",
         label=f"{shown}, %",
     )
-    proposed = chosen(ranked, config.most)
+    fewest = min(Counter(row["layer"] for row in table).values())  # pattern j goes into head j of every layer
+    proposed = chosen(ranked, min(config.most, fewest))
     if proposed:
         plan = plan_for([(spec_of(candidate.pattern), candidate.heads) for candidate in proposed])
         run.out.write(PLAN, plan.dumps().encode())
@@ -129,6 +131,8 @@ def _table(artifact: Artifact, config: Config) -> Table:
             note = "not proposed: heads rest there"
         elif each["covered_by"]:
             note = f"not proposed: {each['covered_by']} has the same heads"
+        elif len(counts["proposed"]) < config.most:
+            note = "not proposed: a layer has no further head"
         else:
             note = f"not proposed: --most {config.most}"
         important = "–" if each["important"] is None else str(each["important"])

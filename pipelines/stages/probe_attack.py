@@ -72,6 +72,7 @@ def measure(run: Run[Config]) -> Findings:
     """
     import torch
 
+    from guidance.sites import stack_of_inputs
     from pipelines.probing.sequences import Means, token_labels
 
     config = run.config
@@ -84,6 +85,7 @@ def measure(run: Run[Config]) -> Findings:
     ]
     if config.layer not in dict(known):
         raise no_such_head(config.layer, None, known)
+    is_causal = any(stack_of_inputs(site) == "decoder" for own in attack.handle.sites.values() for site in own)
     special = torch.tensor(attack.tokenizer.all_special_ids)
     means, masked, shown = {"": Means(), "_attacked": Means()}, Means(), None
     with run.progress.task("probe", total=attack.number, unit="examples") as bar:
@@ -91,7 +93,7 @@ def measure(run: Run[Config]) -> Findings:
         for batch in attack.batches():
             ids_BT, valid_BT = batch.inputs["input_ids"], batch.valid_BT
             special_BT = torch.isin(ids_BT, special.to(ids_BT.device)) & valid_BT
-            clean, attacked = (Watcher(special_BT, valid_BT, config.layer) for _ in means)
+            clean, attacked = (Watcher(special_BT, valid_BT, config.layer, is_causal) for _ in means)
             attack.clean(batch, clean)
             hidden = attack.attacked(batch, attacked)
             for mean, watcher in zip(means.values(), (clean, attacked), strict=True):
@@ -125,13 +127,15 @@ class Watcher:
         maps: those of the shown layer on the first example; None without such a layer.
     """
 
-    def __init__(self, special_BT: Tensor, valid_BT: Tensor, layer: int) -> None:
+    def __init__(self, special_BT: Tensor, valid_BT: Tensor, layer: int, is_causal: bool) -> None:
+        from guidance.probes.relevance import highest_entropy
+
         self.figures: dict[Site, Tensor] = {}
         self.maps: np.ndarray | None = None
         self._valid_BT, self._layer = valid_BT, layer
         self._wanted = (special_BT[:, None, None, :] & valid_BT[:, None, :, None]).float()
         self._lengths_B1 = valid_BT.sum(-1, keepdim=True).float()
-        self._most_B1 = self._lengths_B1.clamp(min=2).log()
+        self._most_B1 = highest_entropy(valid_BT, is_causal=is_causal)[:, None]
 
     def __call__(self, site: Site, attention: Tensor) -> None:
         import torch
@@ -282,7 +286,7 @@ def _table(artifact: Artifact, config: Config) -> Table:
 
 STAGE = probe(
     "attack",
-    1,
+    2,
     Config,
     measure,
     takes=ON_SEQUENCES,

@@ -107,7 +107,7 @@ def measure(run: Run[Config]) -> Findings:
         "counterpart": torch.tensor(same),
     }
     sizes = [site.num_heads for site in maps]
-    shown = "nearest" if is_one or math.isnan(same[0]) else "counterpart"
+    shown = "nearest" if is_one or all(map(math.isnan, same)) else "counterpart"
     what = "the nearest other head" if shown == "nearest" else f"the same head of {name_of_model(run.inputs['other'])}"
     write_heads(
         run,
@@ -129,7 +129,8 @@ def _maps(watched: WatchedSequences, batch: Batch) -> dict[Site, Tensor]:
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    ranked = sorted(heads_of(artifact), key=lambda row: row[artifact.counts["shown"]])
+    shown = artifact.counts["shown"]
+    ranked = sorted((row for row in heads_of(artifact) if row[shown] is not None), key=lambda row: row[shown])
     chosen, notes = ends_of(ranked, SHOWN_HEADS)
     known = [name for name in UNITS if any(row[name] is not None for row in ranked)]
     rows = [(head_name(row), *(number(row[name]) for name in known)) for row in chosen]

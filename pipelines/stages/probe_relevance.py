@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -101,9 +102,12 @@ def measure(run: Run[Config]) -> Findings:
         ]
     run.out.write_rows(TABLE, OF_PATTERNS, rows, may_be_null=MAY_BE_NULL)
     drawn = sorted(patterns, key=lambda p: (-len(findings[p]["outstanding"]), -float(findings[p]["best"][p])))
+    files = Counter[str]()
     for name in drawn[:MOST_PICTURES]:
         title = f"Attention on {name}\n{watched.number:,} sequences"
         file = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:60].strip("-")
+        files[file] += 1
+        file += f"-{files[file]}" if files[file] > 1 else ""
         run.out.write(f"heads-{file}.png", heads_picture(run, table, name, title=title, label="% of attention"))
     counts = {"sequences": watched.number, "heads": len(table)}
     return Findings(counts, {"patterns": findings, "left_out": left_out})
@@ -121,7 +125,7 @@ def _add(
     kept_BT = valid_BT if config.special else valid_BT & ~watched.special_BT(batch)
     wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
     if config.special and config.diagonal:
-        relevance.begin(batch.numbers, uniform(wanted, kept_BT, is_causal=watched.is_causal))
+        relevance.begin(watched.examples(batch), uniform(wanted, kept_BT, is_causal=watched.is_causal))
         by_site = watched.watch(batch, lambda attention: masses(attention, wanted, kept_BT))
     else:
         even_B1TT = visible(valid_BT, is_causal=watched.is_causal).float()[:, None]
@@ -129,7 +133,7 @@ def _add(
         def masses_among(attention: torch.Tensor) -> torch.Tensor:
             return masses(among(attention, kept_BT, diagonal=config.diagonal), wanted, kept_BT)
 
-        relevance.begin(batch.numbers, masses_among(even_B1TT)[:, 0])
+        relevance.begin(watched.examples(batch), masses_among(even_B1TT)[:, 0])
         by_site = watched.watch(batch, masses_among)
     for site, masses_BHP in by_site.items():
         relevance.add(site, masses_BHP)

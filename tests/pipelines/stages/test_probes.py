@@ -522,6 +522,9 @@ def test_relevance_is_the_mean_attention_on_a_pattern(store: Store, tmp_path: Pa
     assert "dependency" in counts["left_out"] and "next" in counts["patterns"]
     with pytest.raises(InputError, match="the pattern dependency cannot be measured: it needs the feature word"):
         probe_relevance.run(folder, data, probe_relevance.Config(patterns=["dependency"]), store=store)
+    conditions = probe_relevance.Config(patterns=["distance == 2", "distance != 2"])
+    pictures = probe_relevance.run(folder, data, conditions, store=store).artifact.path.glob("*.png")
+    assert {path.name for path in pictures} == {"heads-distance-2.png", "heads-distance-2-2.png"}
 
 
 def test_a_head_of_the_plan_stands_out(store: Store, tmp_path: Path) -> None:
@@ -913,6 +916,8 @@ def test_heads_are_near_their_counterparts(store: Store, tmp_path: Path) -> None
     shown = table_of(large)
     assert len(shown.rows) == 16
     assert shown.notes == ("the first 8 and the last 8 of 18 heads; heads.parquet has all",)
+    small = probe_distance.run(one, text, saved(tmp_path / "small", matching(1, 2)), store=store).artifact
+    assert [row[0] for row in table_of(small).rows] == ["0-0", "0-1"], "the other heads have no counterpart"
     strange = saved(tmp_path / "strange", matching(1, 3))
     names = [*trainings.SPECIAL, *WORDS[::-1]]
     for name, data in trainings.tokenizer_files(names).items():

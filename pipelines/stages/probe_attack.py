@@ -85,7 +85,7 @@ def measure(run: Run[Config]) -> Findings:
     ]
     if config.layer not in dict(known):
         raise no_such_head(config.layer, None, known)
-    is_causal = any(stack_of_inputs(site) == "decoder" for own in attack.handle.sites.values() for site in own)
+    is_causal = stack_of_inputs(site for own in attack.handle.sites.values() for site in own) == "decoder"
     special = torch.tensor(attack.tokenizer.all_special_ids)
     means, masked, shown = {"": Means(), "_attacked": Means()}, Means(), None
     with run.progress.task("probe", total=attack.number, unit="examples") as bar:

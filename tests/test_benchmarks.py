@@ -391,10 +391,10 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
         "final-roberta": 9,
         "final-oromo": 9,
         "final-hausa": 9,
-        "patterns": 11,
+        "patterns": 13,
         "use": 36,
         "use-hausa": 9,
-        "use-patterns": 14,
+        "use-patterns": 16,
         "larger": 3,
         "longer": 2,
         "causal-plain": 10,
@@ -408,7 +408,7 @@ def test_later_phases_of_the_trial_follow_what_earlier_ones_chose(tmp_path: Path
     sham = made["final"][3].plan.guides
     assert [guide.pattern["where"] for guide in sham] == [f"distance == {d}" for d in (-7, 7, 7, -7)]
     assert winner.settings == {**made["plain"][0].settings, "evaluate_every": 600}
-    assert len({run.key for runs in made.values() for run in runs if isinstance(run, trial.Run)}) == 138
+    assert len({run.key for runs in made.values() for run in runs if isinstance(run, trial.Run)}) == 140
 
     text = as_markdown(report(results, list(phases), {"books": {"unigram": 6.7, "neighbours": 3.0}}, {}), "trial")
     assert "seed 4), is below that of word frequencies, both neighbours." in text

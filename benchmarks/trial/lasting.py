@@ -152,8 +152,10 @@ OTHER_PATTERNS: Mapping[str, Any] = {
     "the syntactic head": "dependency",
     "rare words": "rare",
     "rare words that are not masked": {"and": ["rare", {"where": "not key.mask_token"}]},
+    "words that co-occurrence expects": "conflict",
 }
-"""Patterns that places do not give.  Words and trees are those of the text without masks, so what they tell leaks in pre-training."""
+"""Patterns that places do not give.  Words and trees are those of the text without masks, so what they tell leaks in pre-training.
+Co-occurrence is that of the tokens which the model sees."""
 
 
 def beside_neighbours(results: Results) -> dict[str, Plan]:
@@ -285,7 +287,7 @@ def use_of_patterns(results: Results) -> Iterator[list[Use]]:
         Use("use-patterns", f"{task}: {run.label}", run.seed, task, run)
         for task in ("SST", "BLiMP")
         for run in runs
-        if task != "BLiMP" or not run.reads_words
+        if task != "BLiMP" or not (run.reads_words or run.reads_counts)
     ]
 
 

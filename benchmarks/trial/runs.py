@@ -61,6 +61,11 @@ class Run:
         """Whether the plan reads features that masks have: words, sentences or trees of the text."""
         return self.plan is not None and not self.plan.needs().keys().isdisjoint(COLUMNS)
 
+    @property
+    def reads_counts(self) -> bool:
+        """Whether the plan looks up how often tokens occur together."""
+        return self.plan is not None and "cooccurrence" in self.plan.tables()
+
 
 Row = Mapping[str, Any]
 

@@ -69,7 +69,7 @@ def inputs_of(run: Run, store: Store) -> tuple[str, dict[str, Any]]:
         made = masks.run(reference, config, store=store)
         assert made is not None
         more["masks"] = made.reference
-    if run.plan and "cooccurrence" in run.plan.tables():
+    if run.reads_counts:
         counts = cooccurrence.run(text, bpe, cooccurrence.Config(), store=store)
         assert counts is not None
         more["cooccur"] = counts.reference

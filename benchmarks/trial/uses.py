@@ -95,5 +95,7 @@ def scores_of(use: Use, made: Artifact, store: Store) -> list[float]:
     settings = {**TUNED_ALIKE, **task.settings, "init": model}
     if use.model.reads_words:
         settings["parser"] = PARSER
+    if use.model.reads_counts:
+        settings["cooccur"] = store.load_input(made, "cooccur").reference
     runs = tuned_runs(data, settings, TASK_RATES, TASK_SEEDS, store)
     return [row[f"test/{task.metric}"] for row in runs]

@@ -29,7 +29,7 @@ from pipelines.text.readers import TextFile, format_of, known_extension
 from pipelines.text.sources import STDIN, expand
 from pipelines.text.structured import ONE_SECTION
 from pipelines.training.learner import folder_of
-from pipelines.training.plan_inputs import check_needs, model_input, read_tables
+from pipelines.training.plan_inputs import check_needs, model_input, read_tables, trained_tables
 from pipelines.training.task import Task
 from pipelines.training.tasks import TASKS, task_of
 
@@ -131,6 +131,7 @@ def predict(
                 inputs["masks"] = stack.enter_context(own.load(masks))
         if config.scores:
             inputs["scores"] = stage.Files.of([Path(config.scores)], [Path(config.scores).name])
+        inputs |= {name: stack.enter_context(table) for name, table in trained_tables(given, store).items()}
         check_needs(plan, str(folder), inputs, training=False)
         opened, handle = open_trained(weights, read_tables(inputs), config.device, task.opened_as())
         settings = evaluate.Config(split="test", limit=config.limit, batch_size=config.batch_size)

@@ -16,7 +16,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.training.learner import folder_of
-from pipelines.training.plan_inputs import load_inputs
+from pipelines.training.plan_inputs import load_inputs, trained_tables
 
 
 def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifact, Any]:
@@ -89,6 +89,8 @@ class Reading(Take):
                 # since then `segment` is that of the sequences, and all sequences of an example are in one half
                 opening.stage = replace(opening.stage, version=opening.stage.version + 1)
         opening.inputs |= load_inputs(opening.config, [data], opening.store)
+        for name, table in trained_tables(opening.inputs["model"], opening.store).items():
+            opening.inputs[name] = opening.stack.enter_context(table)
 
     def check(self, opening: Opening[Any]) -> None:
         """Raises InputError when the data cannot be read by the model, or their split is empty."""

@@ -171,7 +171,9 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
     if reader is not None and "cooccur" not in inputs:
         raise PlanError(
             f"{source}: guide {reader!r} needs the table cooccurrence",
-            hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences; give it with --cooccur",
+            hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences; give it with --cooccur"
+            if training
+            else "that of its training is found by the name of the model in the store where it was trained",
         )
 
 
@@ -200,8 +202,25 @@ def _check_features(plan: Plan, source: str, inputs: Mapping[str, Any], training
                 )
 
 
-def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] = "pairs") -> dict[str, Any]:
-    """The tables that patterns and head rules look up, by name; for ``totals`` see `cooccurrence_table.load_table`."""
+def trained_tables(model: Artifact | Files, store: Store) -> dict[str, Artifact]:
+    """The co-occurrence counts that a trained model looks up when it is used, by role: those that it learned with.  Raises
+    ArtifactMissing if they are gone."""
+    if not isinstance(model, Artifact) or "cooccur" not in model.manifest["inputs"]:
+        return {}
+    from guidance.checkpoint import find_plan  # imports torch
+
+    plan = find_plan(folder_of(model))
+    if plan is None or "cooccurrence" not in plan.tables(training=False):
+        return {}
+    return {"cooccur": store.load_input(model, "cooccur")}
+
+
+def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] | None = None) -> dict[str, Any]:
+    """The tables that patterns and head rules look up, by name.
+
+    Args:
+        totals: see `cooccurrence_table.load_table`; by default those with which the model was trained.
+    """
     from guidance.mechanisms.random_mask import PROPORTIONS
     from pipelines.statistics.cooccurrence_table import load_table
     from pipelines.statistics.head_scores import read_scores
@@ -209,7 +228,9 @@ def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] = 
 
     tables: dict[str, Any] = {}
     if "cooccur" in inputs:
-        tables["cooccurrence"] = load_table(inputs["cooccur"], totals=totals)
+        model = inputs.get("model")
+        known: Any = model.manifest["config"].get("totals", "pairs") if isinstance(model, Artifact) else "pairs"
+        tables["cooccurrence"] = load_table(inputs["cooccur"], totals=totals or known)
     if "masking" in inputs:
         tables[PROPORTIONS] = read_proportions(inputs["masking"])
     if "scores" in inputs:

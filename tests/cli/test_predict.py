@@ -15,11 +15,11 @@ import pytest
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from cli.output import say_texts
-from guidance.errors import InputError
+from guidance.errors import InputError, PlanError
 from guidance.guide import Guide
 from guidance.plan import Plan
 from pipelines.predictions import Config, predict
-from pipelines.stages import dataset, tokenizer
+from pipelines.stages import cooccurrence, dataset, probe_relevance, tokenizer
 from pipelines.storage.store import Store
 from pipelines.training.tasks import task_of
 from tests import trainings
@@ -60,6 +60,30 @@ def test_predictions_are_those_of_the_evaluation(work: SimpleNamespace) -> None:
     alone = build(work.store, work.folder, {"test": reviews(7)})
     _, again = measure(work.store, work.model, alone)
     assert [row["scores"] for row in again] == [row["scores"] for row in wanted], "the idf is that of the training text"
+
+
+def test_a_plan_finds_the_counts_that_its_model_has_learned_with(work: SimpleNamespace, tmp_path: Path) -> None:
+    """In evaluation, prediction and probes; a folder has none."""
+    words = tokenizer.run(work.data.reference, tokenizer.Config(kind="word", min_frequency=1), store=work.store)
+    counts = cooccurrence.run(work.data.reference, words.reference, cooccurrence.Config(), store=work.store)
+    assert counts is not None
+    plan = tmp_path / "expected.toml"
+    plan.write_text(Plan((Guide("conflict", "bias", heads=(0,)),)).dumps())
+    given: dict[str, Any] = {"tokenizer": words.reference, "cooccur": counts.reference, "totals": "tokens"}
+    model = train(work.store, work.data, plan=str(plan), **given).artifact
+    _, wanted = measure(work.store, model.reference, work.data)
+    file = tmp_path / "new.csv"
+    file.write_text("text\n" + "".join(f"{row['text']}\n" for row in reviews(7)))
+    found = said(work.store, model.reference, [str(file)])
+    assert [list(row["scores"].values()) for row in found] == [pytest.approx(row["scores"]) for row in wanted]
+    made = probe_relevance.run(
+        model.reference, work.data.reference, probe_relevance.Config(split="test"), store=work.store
+    )
+    assert made.artifact.manifest["inputs"]["cooccur"]["content"] == counts.artifact.content
+    shutil.copytree(model.path, tmp_path / "copy", ignore=shutil.ignore_patterns("artifact.json"))
+    with pytest.raises(PlanError, match="needs the table cooccurrence") as raised:
+        said(work.store, str(tmp_path / "copy"), [str(file)])
+    assert "in the store where it was trained" in str(raised.value.hint)
 
 
 def test_lines_and_json_lines_of_a_pipe_are_read(work: SimpleNamespace) -> None:

@@ -105,7 +105,7 @@ def _prepare(opening: Opening[Config]) -> None:
         if isinstance(inputs["model"], Files):
             _tell_of_layout(folder_of(inputs["model"]))
         # since version 2 seen examples and unknown labels are counted; since 3 no document is scored that the limit has cut, and
-        # what is not defined of a class is null; since 4 syntax of taggers is that of the parser's words
+        # what is not defined of a class is null; since 4 plans of taggers read the words of the parser
         opening.stage = replace(opening.stage, version=4 if row.shape == "tags" and config.masks else 3)
     if row.floors and config.floors:
         if config.split == "train":

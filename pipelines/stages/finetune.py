@@ -199,9 +199,8 @@ def _prepare(opening: Opening[Config]) -> None:
         opening.change(masks=masks)
     add_inputs(opening, plan)
     if task.shape == "tags" and "word" in features(plan):
-        opening.stage = replace(
-            opening.stage, version=2
-        )  # version 1 took the words of the tags for those of the parser
+        # version 1 took the words that have tags for those of the parser
+        opening.stage = replace(opening.stage, version=2)
 
 
 def _task(config: Config, dataset: Artifact) -> type[Task]:

@@ -18,6 +18,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import MANIFEST, ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.text.parsers import SYNTAX
 from pipelines.training.plan_inputs import features
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from pipelines.training.text_words import TextWords
 
 AnyConfig = TypeVar("AnyConfig", bound=Any)
-
-SYNTAX = ("head", "relation", "pos", "negation", "stop_word")
-"""The features that a parser finds."""
 
 
 def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact, Artifact | None]:

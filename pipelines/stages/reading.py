@@ -86,7 +86,7 @@ class Reading(Take):
         with where_known():
             self.check(opening)
             if data.counts.get("shape") in ("tags", "summaries", "segments"):
-                # since then `segment` is that of the sequences, and all sequences of an example are in one half
+                # the version before read `segment` of other parts, and put sequences of one example into both halves
                 opening.stage = replace(opening.stage, version=opening.stage.version + 1)
         opening.inputs |= load_inputs(opening.config, [data], opening.store)
         for name, table in trained_tables(opening.inputs["model"], opening.store).items():

@@ -17,8 +17,11 @@ MODELS: Mapping[str, Any] = {
 }
 """Kinds of parsers that have a model: how to open one, and which files determine its output."""
 
+SYNTAX = ("head", "relation", "pos", "negation", "stop_word")
+"""The features that a parser finds."""
+
 NAMES = "spacy:NAME_OR_FOLDER, stanza:LANG or stanza:FOLDER:LANG:PACKAGE"
-"""How parsers that have a model are named."""
+"""How users name a parser that has a model."""
 
 MOST_WORDS = 512
 """Longest sentence that is parsed unless a user says otherwise."""

@@ -58,8 +58,8 @@ class Examples:
         """The sequences of a split of an artifact; empty if the split has no file.
 
         Args:
-            features: token features to read from ``masks``; without masks only ``segment``, which follows from the sequences.
-                Where these have a column ``segment``, it is taken in any case.
+            features: token features to read from ``masks``.  ``segment`` is read from the sequences if they have such a column;
+                without masks it is the only one, and else follows from their sentences.
             masks: what ``build-masks`` made of these sequences.
             column: the column of the ids; ``target`` for the targets of pairs, which have no features.
             own: for examples of a task, further columns of lists in the sequences; labels and numbers are read too.
@@ -85,7 +85,7 @@ class Examples:
         columns = {}
         for feature in features:
             if feature == "segment" and _has_column(artifact, name, feature):
-                columns[feature], _ = read_column(artifact, name, feature, _OWN[feature], compact)
+                own = tuple(dict.fromkeys((*own, feature)))
                 continue
             if masks is None:
                 assert feature == "segment"

@@ -1,6 +1,6 @@
-"""What plans read of the words of a text that belongs to no corpus: by rules, or as a parser finds them, with how rare they are.
+"""The words of texts that belong to no corpus, and the features of them that plans read.
 
-The features are those that ``guide build-masks`` writes for the same text in a corpus.
+Rules find the words, or a parser.  The features are those that ``guide build-masks`` writes for the same text in a corpus.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from guidance.errors import InputError
 from guidance.statistics.texts import Word, word_features
 from guidance.statistics.words import word_spans
-from pipelines.text.parsers import MODELS, MOST_WORDS, NAMES, stop_words
+from pipelines.text.parsers import MODELS, MOST_WORDS, NAMES, SYNTAX, stop_words
 from pipelines.text.parsing import Device
 from pipelines.text.sentence_rules import split_sentences
 
@@ -62,10 +62,10 @@ def words_of(text: str) -> list[Word]:
 
 
 class TextWords:
-    """Finds the features of the words of texts.
+    """Computes the features of the words of a text.
 
     Attributes:
-        names: of the features that it finds.
+        names: the features that it computes.
 
     Args:
         parser: for syntax; None for the words that rules find.
@@ -76,12 +76,13 @@ class TextWords:
         self._parser, self._idf = parser, idf
         self._stop_words = None if parser is None else parser.stop_words
         found = {
-            ("word", "segment"): True,
-            ("head", "relation", "pos", "negation"): parser is not None,
-            ("stop_word",): self._stop_words is not None,
-            ("idf",): idf is not None,
+            "word": True,
+            "segment": True,
+            **dict.fromkeys(SYNTAX, parser is not None),
+            "stop_word": self._stop_words is not None,
+            "idf": idf is not None,
         }
-        self.names = tuple(name for names, is_found in found.items() if is_found for name in names)
+        self.names = tuple(name for name, is_found in found.items() if is_found)
 
     def features(self, encoding: Any, text: str) -> dict[str, Tensor]:
         """The features of a text, by name, each (1, T); the encoding is of this text alone, by a fast tokenizer."""

@@ -24,6 +24,7 @@ from guidance.patterns.features import FEATURES, UPOS, Cooccurrence, Tokens, Voc
 from guidance.statistics.cooccurrence import cooccurrence_table
 from guidance.statistics.texts import Word, word_features
 from pipelines.storage.store import Store
+from pipelines.text.parsers import SYNTAX
 from pipelines.text.records import check_utf8
 from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, special_ids, tokenizer_files
 from pipelines.training.text_words import TextParser, words_of
@@ -32,7 +33,7 @@ MOST_TOKENS = 256
 """A picture of more tokens would be unreadable."""
 
 SAMPLE = "The old dog chased a cat. The cat ran home, but the dog did not."
-"""The text to draw if none is given; `_SAMPLE` has its parse and idf, so it also has the features in `PARSED`."""
+"""The text to draw if none is given; `_SAMPLE` has its parse and idf, so it also has the features in `SYNTAX`."""
 
 _SAMPLE = """
 #   word    head  relation  pos    idf  stop_word  marked
@@ -55,9 +56,6 @@ _SAMPLE = """
 16  not     15    advmod    PART   1.5  1          0
 17  .       9     punct     PUNCT  0    0          0
 """
-
-PARSED = ("head", "relation", "pos", "negation", "stop_word")
-"""What a parser adds."""
 
 
 @dataclass(frozen=True)
@@ -177,12 +175,12 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
     missing = [name for name in pattern.needs if name not in example.tokens.columns]
     if missing:
         hints = [f"{name}: {FEATURES[name].source}" for name in missing]
-        if set(missing) <= set(PARSED):
+        if set(missing) <= set(SYNTAX):
             hints.append("for this text: --parser spacy:en_core_web_sm, or stanza:LANG")
         if any(FEATURES[name].of_pairs for name in missing):
             hints.append(f'in Python: guidance.pattern("{missing[0]}", ids, {missing[0]}=...)')
             raise InputError(f"{pattern} is a matrix of the caller's", hint="\n".join(hints))
-        or_sample = " (or leave out --text: the sample has it)" if missing[0] in (*PARSED, "idf", "marked") else ""
+        or_sample = " (or leave out --text: the sample has it)" if missing[0] in (*SYNTAX, "idf", "marked") else ""
         hints.append(f"for this text: --feature {missing[0]}=..., one value for each word{or_sample}")
         raise InputError(f"{pattern} needs {', '.join(missing)}, which this text lacks", hint="\n".join(hints))
     return pattern.on(example.tokens).dense()[0].float().numpy()

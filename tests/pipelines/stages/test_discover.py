@@ -14,6 +14,7 @@ import pytest
 
 from guidance.errors import InputError, UnknownName
 from guidance.plan import Plan
+from guidance.probes.discovery import SINKS
 from pipelines.explorer.accepting import command_for
 from pipelines.stages import discover_accept, discover_score
 from pipelines.storage.store import Store
@@ -63,6 +64,27 @@ def test_planted_heads_are_found_and_proposed(scored: tuple[Store, str, str, str
     assert 0 <= planted["entropy"] < min(row["entropy"] for row in rows if row is not planted)
     plan = Plan.load(found.path / "plan.toml")
     assert [guide.pattern for guide in plan.guides] == found.counts["proposed"]
+
+
+def test_no_more_patterns_are_proposed_than_a_layer_has_heads(
+    scored: tuple[Store, str, str, str], tmp_path: Path
+) -> None:
+    store, _, data, _ = scored
+    plan = written(
+        tmp_path, "plan.toml", PLANTED.replace("heads = [3]", "heads = [0]").replace("heads = [1]", "heads = [0]")
+    )
+    model = finetunings.train(store, store.load(data), plan=plan, layers=4, heads=1, steps=2).reference
+    config = discover_score.Config(deviations=0.1)
+    found = discover_score.run(model, data, config, store=store).artifact
+    free = [c for c in found.counts["candidates"] if not c["covered_by"] and c["pattern"] not in SINKS]
+    assert len(free) > len(found.counts["proposed"]) == 1
+    command = discover_score.STAGE.command
+    assert command is not None and command.show is not None
+    assert {row[-1] for row in command.show(found, config).rows if row[0] in {c["pattern"] for c in free[1:]}} == {
+        "not proposed: a layer has no further head"
+    }
+    accepted = discover_accept.run(found.reference, discover_accept.Config(), store=store).artifact
+    assert len(Plan.load(accepted.path / "plan.toml").guides) == 1
 
 
 def test_findings_become_a_plan_that_trains(scored: tuple[Store, str, str, str], tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from transformers import (
 import guidance
 from guidance.errors import InputError, NumericalError, PlanError
 from guidance.probes.importance import Importance, switched_off
+from guidance.probes.relevance import even_attention
+from guidance.sites import Site
 from pipelines.engine.declaration import Table
 from pipelines.inputs import Model
 from pipelines.probing import one_text
@@ -924,6 +926,15 @@ def test_heads_are_near_their_counterparts(store: Store, tmp_path: Path) -> None
         (tmp_path / "strange" / name).write_bytes(data)
     with pytest.raises(InputError, match="other tokens"):
         probe_distance.run(one, text, strange, store=store)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_entropy_of_even_attention_is_one(is_causal: bool) -> None:
+    valid_BT = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    seen = probe_attack.Watcher(torch.zeros_like(valid_BT), valid_BT, 0, is_causal)
+    site = Site("encoder", "self", 0, 1, "layer.0")
+    seen(site, even_attention(valid_BT, is_causal=is_causal) * valid_BT[:, None, :, None])
+    assert seen.figures[site][:, 0, 0].tolist() == pytest.approx([1, 1])
 
 
 def test_an_attack_of_the_plan_switches_units_off_and_attention_changes(store: Store, tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def kinds(ctx: Any) -> list[str]:
 
 
 def plans(ctx: Any) -> list[str]:
-    """The plans that ship with the package; if none fits, the shell offers files."""
-    return _offered(f"preset:{name}" for name in presets(ctx))
+    """The plans that ship with the package, and those that were found in heads; if none fits, the shell offers files."""
+    return [*_offered(f"preset:{name}" for name in presets(ctx)), *artifacts("findings")(ctx)]
 
 
 def presets(ctx: Any) -> list[str]:

@@ -187,7 +187,10 @@ def generate_command(
     model: Model,
     text: Annotated[str, Argument(help="A prompt; - for prompts from stdin, one to a line.")] = "-",
     plan: Annotated[
-        str | None, Option(help="A plan that steers the model: a TOML file or preset:NAME; by default the model's own.")
+        str | None,
+        Option(
+            help="A plan that steers the model: preset:NAME, a TOML file, or findings of `guide discover accept`; by default the model's own."
+        ),
     ] = None,
     scores: Annotated[
         Path | None,
@@ -206,11 +209,11 @@ def generate_command(
     writes; their pattern `marked` names the marked tokens.  `preset:pasta` multiplies the attention to all other tokens of the
     prompt by 0.01 before each row is normalised.  Only the continuation is printed.  With --json each prompt is one object, with its marks.
     """
-    from guidance.plan import Plan
     from guidance.prompts import Prompt
     from pipelines.statistics.head_scores import read_scores
     from pipelines.training.live_text import read_lines
     from pipelines.training.opening import find_folder
+    from pipelines.training.plans import read_plan
     from pipelines.training.steering import Writer
 
     check_working_folder()
@@ -221,7 +224,7 @@ def generate_command(
         raise InputError(f"{unused} for the rows of --plan", hint="--plan preset:pasta")
     writer = Writer(
         find_folder(model, session.store),
-        None if plan is None else Plan.load(plan),
+        None if plan is None else read_plan(plan, session.store),
         strength=config.strength,
         scores=None if scores is None else read_scores(scores),
         device=config.device,

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 Reference = Annotated[
     str,
-    Argument(metavar="REF", help="preset:NAME, a TOML file, or a model with a plan.", autocompletion=completion.plans),
+    Argument(
+        metavar="REF",
+        help="preset:NAME, a TOML file, findings of `guide discover accept`, or a model with a plan.",
+        autocompletion=completion.plans,
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -56,7 +60,7 @@ def show_plan(
         str | None,
         Argument(
             metavar="[REF]",
-            help="preset:NAME, a TOML file, or a model with a plan; by default all presets are listed.",
+            help="preset:NAME, a TOML file, findings of `guide discover accept`, or a model with a plan; by default all presets are listed.",
             autocompletion=completion.plans,
         ),
     ] = None,
@@ -165,7 +169,9 @@ def diff_plans(
     first: Annotated[
         str,
         Argument(
-            metavar="A", help="preset:NAME, a TOML file, or a model with a plan.", autocompletion=completion.plans
+            metavar="A",
+            help="preset:NAME, a TOML file, findings of `guide discover accept`, or a model with a plan.",
+            autocompletion=completion.plans,
         ),
     ],
     second: Annotated[str, Argument(metavar="B", help="Another plan, likewise.", autocompletion=completion.plans)],

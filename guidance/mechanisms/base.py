@@ -218,6 +218,11 @@ class Mechanism:
         return all(contribution.is_loss for contribution in cls.contributions())
 
     @classmethod
+    def changes_attention(cls) -> bool:
+        """It decides or changes, at inference too, where its heads look."""
+        return any(c.phase == "always" and c.path != "any" for c in cls.contributions())
+
+    @classmethod
     def fades(cls) -> bool:
         """True if a schedule may take away what it does to a head."""
         return all(contribution.fades for contribution in cls.contributions())

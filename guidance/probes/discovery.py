@@ -6,7 +6,7 @@ the best of many heads looks better than it is on the data that chose it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from guidance.guide import Guide
+from guidance.guided_model import GuidedModel
 from guidance.models.added_heads import Pal
 from guidance.patterns.combinations import read_pattern
 from guidance.plan import Plan
@@ -43,7 +44,8 @@ class Candidate:
         deviations: how many standard deviations that is above the mean of all heads there.
         lift: that relevance divided by that of a head that looks at all tokens alike.
         important: how many of the heads are among the `IMPORTANT` most important of their layer; None without importance.
-        covered_by: a better candidate that has the same heads; empty if there is none.
+        covered_by: the better candidates that have the same heads; empty if there are none.
+        guided: how many of the heads look where the plan of the model says; see `guided_heads`.
     """
 
     pattern: str
@@ -53,16 +55,25 @@ class Candidate:
     lift: float
     important: int | None = None
     covered_by: str = ""
+    guided: int = 0
 
 
 def candidates(
-    relevance: Relevance, importance: Mapping[Site, Tensor] | None = None, *, deviations: float = DEVIATIONS
+    relevance: Relevance,
+    importance: Mapping[Site, Tensor] | None = None,
+    *,
+    deviations: float = DEVIATIONS,
+    guided: Collection[Head] = (),
 ) -> list[Candidate]:
     """The patterns on which heads stand out, those first that are farthest above chance.
 
     A pattern is kept if some head is more than ``deviations`` above the mean of all heads on the first half of the examples, and
     again on the second, and looks there more than a head that looks at all tokens alike.  With one example there is no second
     half, and nothing is kept.
+
+    Args:
+        importance: of the heads of each site, (H,).
+        guided: the heads of the model's own plan; see `guided_heads`.
     """
     important = {
         (site.layer, int(head))
@@ -83,7 +94,8 @@ def candidates(
         best, spread = float(second[order[0]]), float(second.std(correction=0))
         own = tuple(heads[index] for index in order)
         above, lift = (best - float(second.mean())) / spread, best / even if even else float("inf")
-        kept.append(Candidate(name, own, best, above, lift, len(important & set(own)) if importance else None))
+        of_importance = len(important & set(own)) if importance else None
+        kept.append(Candidate(name, own, best, above, lift, of_importance, guided=len(set(guided) & set(own))))
     return _with_covered(sorted(kept, key=lambda candidate: -candidate.lift))
 
 
@@ -94,18 +106,33 @@ def _flat(values: Mapping[Site, Tensor]) -> tuple[list[Head], Tensor]:
 
 
 def _with_covered(sorted_by_lift: Sequence[Candidate]) -> list[Candidate]:
-    """Mark a candidate that has no head of its own beside a better one."""
+    """Mark a candidate that has no head of its own beside better ones: the first of them that has all its heads, or all those that
+    have them together."""
     marked: list[Candidate] = []
     for candidate in sorted_by_lift:
-        others = (c for c in marked if not c.covered_by and c.pattern not in SINKS)
-        better = next((c.pattern for c in others if set(candidate.heads) <= set(c.heads)), "")
-        marked.append(replace(candidate, covered_by=better))
+        own = set(candidate.heads)
+        others = [c for c in marked if not c.covered_by and c.pattern not in SINKS and own & set(c.heads)]
+        better = next(([c] for c in others if own <= set(c.heads)), others)
+        is_covered = own <= {head for c in better for head in c.heads}
+        marked.append(replace(candidate, covered_by=" and ".join(c.pattern for c in better) if is_covered else ""))
     return marked
 
 
 def chosen(kept: Sequence[Candidate], most: int = 4) -> list[Candidate]:
-    """The candidates that a plan is proposed for: at most ``most``, no `SINKS`, none that a better one covers."""
-    return [c for c in kept if c.pattern not in SINKS and not c.covered_by][:most]
+    """The candidates that a plan is proposed for: at most ``most``, no `SINKS`, none that a better one covers, and none that only
+    heads show which the plan of the model makes look there."""
+    return [c for c in kept if c.pattern not in SINKS and not c.covered_by and c.guided < len(c.heads)][:most]
+
+
+def guided_heads(handle: GuidedModel) -> frozenset[Head]:
+    """The heads of a model whose attention its plan decides or changes at inference: what they look at was put there, not found."""
+    return frozenset(
+        (site.layer, head)
+        for site, plan in handle.remaining(handle.strengths()).items()
+        for assignment in plan.assignments
+        if site.attention == "self" and assignment.mechanism.changes_attention()
+        for head in assignment.heads
+    )
 
 
 def plan_for(

@@ -130,7 +130,7 @@ TRAINING = ("objective", "learning_rate", "epochs", "steps", "batch_size", "max_
 def command_for(findings: Artifact, store: Store, plan: str | Path | None = None) -> str:
     """The command that trains a model like the one that was looked at, on the same data, with the plan of findings, or with
     another file that has the same plan.  What it needs and nobody has given stands there in capitals."""
-    flags = {"plan": str(plan or findings.path / PLAN)}
+    flags = {"plan": str(plan or store.name_of(findings.kind, findings.recipe))}
     with ExitStack() as opened, suppress(ArtifactMissing):
         scored = opened.enter_context(store.load_input(findings, "discovery", verify=False))
         asked = scored.manifest["config"]

@@ -52,7 +52,7 @@ class Config(PatternsConfig):
 
 def build(run: Run[Config]) -> None:
     """Score the heads of a model.  Raises InputError if a pattern needs a feature that is not there."""
-    from guidance.probes.discovery import candidates, chosen, plan_for
+    from guidance.probes.discovery import candidates, chosen, guided_heads, plan_for
     from guidance.probes.importance import normalised
     from pipelines.probing.sequences import WatchedSequences, survey
 
@@ -68,7 +68,8 @@ def build(run: Run[Config]) -> None:
     with run.progress.task("relevance", total=watched.number, unit="sequences") as bar:
         known = survey(watched, patterns, config.batch_size, lambda _, read: bar.advance(read))
     importance, task = _importance(run)
-    ranked = candidates(known.relevance, importance, deviations=config.deviations)
+    guided = guided_heads(watched.handle)
+    ranked = candidates(known.relevance, importance, deviations=config.deviations, guided=guided)
     figures = {"entropy": known.mean_entropy()}
     units = {"entropy": "mean entropy of rows, from 0, one key, to 1, all keys alike"}
     if importance:
@@ -129,8 +130,10 @@ def _table(artifact: Artifact, config: Config) -> Table:
             note = "proposed"
         elif each["pattern"] in SINKS:
             note = "not proposed: heads rest there"
+        elif each.get("guided") == len(each["heads"]):
+            note = "not proposed: the plan of the model makes these heads look there"
         elif each["covered_by"]:
-            note = f"not proposed: {each['covered_by']} has the same heads"
+            note = f"not proposed: these heads show {each['covered_by']}"
         elif len(counts["proposed"]) < config.most:
             note = "not proposed: a layer has no further head"
         else:
@@ -149,7 +152,7 @@ def _table(artifact: Artifact, config: Config) -> Table:
 STAGE = Stage(
     "discover-score",
     "discovery",
-    1,
+    2,
     Config,
     build,
     takes=ON_SEQUENCES,

@@ -162,7 +162,7 @@ def _prepare(opening: Opening[Config]) -> None:
     """Make what is missing: sequences, and the masks that the plan needs.  Raises InputError if no task learns from this
     dataset, and PlanError if the plan reads syntax, and there is neither a parser nor masks."""
     store, progress, dataset = opening.store, opening.progress, opening.inputs.pop("dataset")
-    task = _task(opening.config, dataset)
+    task = _task(opening.config, dataset, store)
     config = opening.config = resolved(opening.config, task)
     if task.shape == "segments" and config.valid_sequences:
         opening.stage = replace(opening.stage, version=2)  # version 1 scored a cut document as a whole one
@@ -203,7 +203,7 @@ def _prepare(opening: Opening[Config]) -> None:
         opening.stage = replace(opening.stage, version=2)
 
 
-def _task(config: Config, dataset: Artifact) -> type[Task]:
+def _task(config: Config, dataset: Artifact, store: Store) -> type[Task]:
     """The task that learns from a dataset; in a dry run without it, the one of the settings.  Raises NotYet if they name none."""
     try:
         task = task_for(config.task, dataset.counts, dataset.reference)
@@ -212,7 +212,7 @@ def _task(config: Config, dataset: Artifact) -> type[Task]:
         return task
     except NotYet:
         if config.task == "auto":
-            check_files(config)
+            check_files(config, store)
             raise
         return TASKS[config.task]
 

@@ -71,7 +71,7 @@ class Config(stage.Config):
     )
     plan: str = knob(
         "preset:pasta",
-        "Plan whose rows each head follows in turn, whatever heads they name: a TOML file or preset:NAME.",
+        "Plan whose rows each head follows in turn, whatever heads they name: preset:NAME, a TOML file, or findings of `guide discover accept`.",
     )
     strength: float = Field(1.0, gt=0, le=1, description="Strength of the rows of --plan; 1 is as the plan says.")
     delimiter: str = Field(" ", description="Text between a prompt and its answer.")
@@ -88,13 +88,13 @@ def check(config: Config, references: Mapping[str, object]) -> None:
 
 def prepare(opening: Opening[Config]) -> None:
     """Read the plan.  Raises PlanError if it does not read marks, or acts on whole layers."""
-    from guidance.plan import Plan
+    from pipelines.training.plans import read_plan
     from pipelines.training.run_inputs import PlanText
 
     if opening.config.delimiter.strip(" "):
         opening.stage = replace(opening.stage, version=2)  # version 1 took it for a part of the answer
     called = opening.config.plan
-    plan = Plan.load(called)
+    plan = read_plan(called, opening.store)
     if "marked" not in plan.needs(training=False):
         raise PlanError(
             f"{called}: no row of it looks at what is marked when a model writes",

@@ -80,7 +80,7 @@ class TrainingConfig(ModelConfig):
     continued_from: str = internal("The run that this one continues with other settings (--resume, --allow-change).")
     plan: list[str] = knob(
         [],
-        "Plan of guides: a preset, such as preset:neighbours, or a TOML file (repeatable: their rows act together).  By default "
+        "Plan of guides: a preset, such as preset:neighbours, a TOML file, or findings of `guide discover accept` (repeatable: their rows act together).  By default "
         "what shapes the model of --init: `model` names that, `none` leaves it out.",
     )
     masks: list[str] = knob(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from guidance.plan import Plan
 
 MODEL, NONE = "model", "none"
-"""What ``--plan`` takes besides presets and files: the plan of the model of ``--init``, and no plan."""
+"""What ``--plan`` takes besides presets, files and findings: the plan of the model of ``--init``, and no plan."""
 
 
 def name_of(config: Any) -> str:
@@ -34,6 +35,28 @@ def _called(name: str, config: Any) -> str:
 def is_text(name: str) -> bool:
     """Whether a plan is given as TOML text, as `guide search` does for rows that it varies, and not as a name."""
     return "\n" in name
+
+
+def read_plan(name: str, store: Store) -> Plan:
+    """The plan that is a preset or a TOML file, or that `guide discover accept` made.
+
+    Raises:
+        UnknownName: no preset of that name.
+        PlanError: there is none of these, or the plan cannot be read.
+        ArtifactDamaged: the findings are not what was written.
+    """
+    from guidance.checkpoint import PLAN_FILE
+    from guidance.plan import Plan
+
+    if not name.startswith("preset:") and not Path(name).is_file():
+        with suppress(ArtifactMissing), store.load(name) as findings:
+            if findings.kind != "findings":
+                raise PlanError(
+                    f"{name!r} is an artifact of kind {findings.kind}, which is no plan",
+                    hint="`guide discover accept` makes plans; `guide ls --kind findings` lists them",
+                )
+            return Plan.parse(findings.read(PLAN_FILE).decode(), source=name)
+    return Plan.load(name)
 
 
 def load_plan(config: Any, objective: type[Objective], store: Store) -> Plan:
@@ -60,7 +83,7 @@ def load_plan(config: Any, objective: type[Objective], store: Store) -> Plan:
                 "plan: %s of %s, since it shapes that model; --plan none leaves it out", _listed(plan), config.init
             )
     else:
-        plan = Plan.joined([_load(name, own, config) for name in names if name != NONE])
+        plan = Plan.joined([_load(name, own, config, store) for name in names if name != NONE])
         if MODEL in names:
             log.info("plan: %s of %s, which --plan model takes over", _listed(own), config.init)
         _tell_of_loss(own.without_rows_of(plan), config)
@@ -73,14 +96,14 @@ def load_plan(config: Any, objective: type[Objective], store: Store) -> Plan:
     return plan
 
 
-def check_files(config: Any) -> None:
-    """Check that every preset and file of ``--plan`` can be read, in a dry run that cannot know the task yet.  Raises PlanError if
+def check_files(config: Any, store: Store) -> None:
+    """Check that every preset, file and artifact of ``--plan`` can be read, in a dry run that cannot know the task yet.  Raises PlanError if
     one cannot."""
     from guidance.plan import Plan
 
     for name in config.plan:
         if name not in (MODEL, NONE):
-            _load(name, Plan(), config)
+            _load(name, Plan(), config, store)
 
 
 def _own(config: Any, objective: type[Objective], store: Store) -> Plan:
@@ -129,7 +152,7 @@ def _folder(init: str, store: Store) -> Path:
         return Path(init)
 
 
-def _load(name: str, own: Plan, config: Any) -> Plan:
+def _load(name: str, own: Plan, config: Any, store: Store) -> Plan:
     from guidance.plan import Plan
 
     if name == MODEL:
@@ -138,7 +161,7 @@ def _load(name: str, own: Plan, config: Any) -> Plan:
                 f"--plan model: {config.init} has no plan that shapes it", hint="losses and attacks are not taken over"
             )
         return own
-    plan = Plan.parse(name, source=_called(name, config)) if is_text(name) else Plan.load(name)
+    plan = Plan.parse(name, source=_called(name, config)) if is_text(name) else read_plan(name, store)
     if not plan.guides and plan.pal is None:
         raise PlanError(f"{name}: the plan has no guides", hint="leave --plan out to train without guides")
     return plan

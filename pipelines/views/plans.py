@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
-from pipelines.storage.manifest import ArtifactMissing
+from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.text.readers import read_small
 
@@ -93,21 +93,23 @@ def preset_summaries() -> dict[str, str]:
 
 
 def plan_of(reference: str, store: Store) -> Plan:
-    """The plan that is a preset or a TOML file, or that a model carries; one without guides if the model carries none.
+    """The plan that is a preset or a TOML file, that `guide discover accept` made, or that a model carries; one without guides if
+    the model carries none.
 
     Raises:
         PlanError: there is none of these, or the plan cannot be read.
     """
     from guidance.checkpoint import CONFIG_FILE, find_plan
     from guidance.plan import Plan
+    from pipelines.training.plans import read_plan
 
     if not reference.startswith("preset:") and not Path(reference).is_file():
         folder = Path(reference)
-        with suppress(ArtifactMissing), store.load(reference, kind="model", verify=False) as artifact:
+        with suppress(ArtifactMissing, ArtifactMismatch), store.load(reference, kind="model", verify=False) as artifact:
             folder = artifact.path
         if (folder / CONFIG_FILE).is_file():
             return find_plan(folder) or Plan()
-    return Plan.load(reference)
+    return read_plan(reference, store)
 
 
 @dataclass(frozen=True)

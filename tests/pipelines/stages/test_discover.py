@@ -11,10 +11,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from guidance.errors import InputError, UnknownName
 from guidance.plan import Plan
-from guidance.probes.discovery import SINKS
+from guidance.probes.discovery import SINKS, candidates, chosen
+from guidance.probes.relevance import Relevance
+from guidance.sites import Site
 from pipelines.explorer.accepting import command_for
 from pipelines.stages import discover_accept, discover_score
 from pipelines.storage.store import Store
@@ -45,8 +48,15 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str, str, s
     data = finetunings.build(store, folder, {"train": finetunings.reviews(30), "valid": finetunings.reviews(12)})
     plan = written(folder, "plan.toml", PLANTED)
     model = finetunings.train(store, data, plan=plan, layers=4, heads=4, steps=2).artifact
-    found = discover_score.run(model.reference, data.reference, discover_score.Config(), store=store).artifact
+    with pytest.MonkeyPatch.context() as patch:
+        as_learned(patch)
+        found = discover_score.run(model.reference, data.reference, discover_score.Config(), store=store).artifact
     return store, model.reference, data.reference, found.reference
+
+
+def as_learned(patch: pytest.MonkeyPatch) -> None:
+    """Let what the plan of a model does to heads count as learned by them."""
+    patch.setattr("guidance.probes.discovery.guided_heads", lambda handle: frozenset())
 
 
 def test_planted_heads_are_found_and_proposed(scored: tuple[Store, str, str, str]) -> None:
@@ -67,8 +77,9 @@ def test_planted_heads_are_found_and_proposed(scored: tuple[Store, str, str, str
 
 
 def test_no_more_patterns_are_proposed_than_a_layer_has_heads(
-    scored: tuple[Store, str, str, str], tmp_path: Path
+    scored: tuple[Store, str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    as_learned(monkeypatch)
     store, _, data, _ = scored
     plan = written(
         tmp_path, "plan.toml", PLANTED.replace("heads = [3]", "heads = [0]").replace("heads = [1]", "heads = [0]")
@@ -87,6 +98,64 @@ def test_no_more_patterns_are_proposed_than_a_layer_has_heads(
     assert len(Plan.load(accepted.path / "plan.toml").guides) == 1
 
 
+def test_a_plan_may_be_called_by_the_name_of_its_findings(
+    scored: tuple[Store, str, str, str], guide: Callable[..., Any]
+) -> None:
+    store, model, data, reference = scored
+    here = ("--store", store.root)
+    done = guide("discover", "accept", reference, "--patterns", "next", "--name", "found", *here)
+    assert done.code == 0 and " --plan found@1 " in done.err, done.err
+    shown = guide("plan", "show", "found", "--model", model, *here)
+    assert shown.code == 0 and "next" in shown.out and "fix" in shown.out, shown.err
+    assert (
+        guide("plan", "diff", "found", store.load("found").path / "plan.toml", "--fail-if-different", *here).code == 0
+    )
+    for command in (("plan", "show", data), ("finetune", data, "--init", model, "--plan", data)):
+        done = guide(*command, *here)
+        assert done.code == 2 and "is an artifact of kind corpus, which is no plan" in done.err, done.err
+    done = guide("plan", "show", "nowhere", *here)
+    assert done.code == 2 and "there is no plan 'nowhere'" in done.err
+
+
+def test_what_two_patterns_explain_together_is_no_third_one() -> None:
+    class Halves(Relevance):
+        def of(self, name: str, half: object = None) -> dict[Site, torch.Tensor]:
+            shares = {"next": (0, 4), "previous": (1, 4), "window": (0, 3), "period": (2, 4)}
+            values = torch.full((20,), 0.1)
+            head, most = shares[name]
+            values[head] = most / 5
+            if name == "window":
+                values[1] = 0.6
+            return {Site("encoder", "self", 0, 20, "layer"): values}
+
+        def by_chance(self, name: str) -> float:
+            return 0.2 if name == "window" else 0.1
+
+    found = {each.pattern: each for each in candidates(Halves(["window", "next", "previous", "period"]), deviations=2)}
+    assert found["window"].heads == ((0, 0), (0, 1)) and found["window"].covered_by == "next and previous"
+    assert [each.pattern for each in chosen(list(found.values()))] == ["next", "previous", "period"]
+    seen = candidates(Halves(["window", "next", "period"]), deviations=2, guided=[(0, 0)])
+    assert [(each.pattern, each.guided, each.covered_by) for each in seen] == [
+        ("next", 1, ""),
+        ("period", 0, ""),
+        ("window", 1, ""),
+    ]
+    assert [each.pattern for each in chosen(seen)] == ["period", "window"], "head 1 looks there of itself"
+
+
+def test_what_the_plan_of_a_model_does_is_not_proposed(scored: tuple[Store, str, str, str]) -> None:
+    store, model, data, learned = scored
+    config = discover_score.Config(limit=12)
+    found = discover_score.run(model, data, config, store=store).artifact
+    by_name = {each["pattern"]: each for each in found.counts["candidates"]}
+    assert by_name["next"]["heads"] == [[0, 1]] and by_name["next"]["guided"] == 1
+    assert "next" not in found.counts["proposed"] and "next" in store.load(learned).counts["proposed"]
+    command = discover_score.STAGE.command
+    assert command is not None and command.show is not None
+    notes = {row[0]: row[-1] for row in command.show(found, config).rows}
+    assert notes["next"] == notes["window"] == "not proposed: the plan of the model makes these heads look there"
+
+
 def test_findings_become_a_plan_that_trains(scored: tuple[Store, str, str, str], tmp_path: Path) -> None:
     store, model, data, reference = scored
     made = discover_accept.run(reference, discover_accept.Config(patterns=["next"], into="found"), store=store).artifact
@@ -96,10 +165,10 @@ def test_findings_become_a_plan_that_trains(scored: tuple[Store, str, str, str],
     assert told["of"]["model"]["recipe"].startswith(model.partition("/")[2])
     (guide,) = Plan.load(made.path / "plan.toml").guides
     assert (guide.mechanism, guide.layers, guide.heads) == ("fix", (0,), (1,))
-    again = finetunings.train(
-        store, store.load(data), plan=str(made.path / "plan.toml"), layers=4, heads=4, steps=1
-    ).artifact
-    assert again.manifest["config"]["plan"]
+    again = finetunings.train(store, store.load(data), plan=made.reference, layers=4, heads=4, steps=1).artifact
+    assert again.read("plan.toml") == made.read("plan.toml")
+    by_file = finetunings.train(store, store.load(data), plan=str(made.path / "plan.toml"), layers=4, heads=4, steps=1)
+    assert by_file.artifact.recipe == again.recipe
     own = discover_accept.Config(heads=["1-0=distance == 2", "3-2=distance == 2", "0-0=previous"], mechanism="bias")
     plan = Plan.load(discover_accept.run(reference, own, store=store).artifact.path / "plan.toml")
     assert [(g.layers, g.heads, g.mechanism) for g in plan.guides] == [
@@ -160,9 +229,9 @@ def test_a_folder_and_a_text_file_are_enough(tmp_path: Path) -> None:
     accept = discover_accept.Config(heads=["0-0=next"])
     made = discover_accept.run(found.reference, accept, store=store).artifact
     sequences = store.load_input(found, "sequences").reference
-    assert command_for(made, store) == (
-        f"guide pretrain {sequences} --plan {made.path / 'plan.toml'} --init {folder}"
-    ), "running text has no labels to fine-tune on"
+    assert command_for(made, store) == (f"guide pretrain {sequences} --plan {made.reference} --init {folder}"), (
+        "running text has no labels to fine-tune on"
+    )
     accept = discover_accept.Config(patterns=["dependency"])
     made = discover_accept.run(found.reference, accept, store=store).artifact
     assert " --masks MASKS --init " in command_for(made, store), "no masks were given"

@@ -787,8 +787,11 @@ def test_a_decoder_is_asked_only_about_what_stands_before(store: Store, tmp_path
         assert (confusion["layers"][1], confusion["even"]) == (pytest.approx(bits, abs=1e-6),) * 2
 
 
-def test_discovery_proposes_what_a_head_of_a_decoder_does(store: Store, tmp_path: Path) -> None:
-    """One of twelve heads looks at the token before; training would refuse the next one."""
+def test_discovery_proposes_what_a_head_of_a_decoder_does(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of twelve heads looks at the token before, as if it had learned that; training would refuse the next one."""
+    monkeypatch.setattr("guidance.probes.discovery.guided_heads", lambda handle: frozenset())
     model = even_decoder(heads=6)
     folder = saved(tmp_path / "llama", model)
     plan = guidance.Plan((guidance.Guide("previous", "fix", layers=(1,), heads=(4,)),))

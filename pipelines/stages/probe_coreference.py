@@ -102,6 +102,8 @@ def measure(run: Run[Config]) -> Findings:
     counts = dict.fromkeys(
         ("documents", "texts", "mentions", "cut_off_mentions", "questions", "without_antecedent", "with_rivals"), 0
     )
+    counts["tokens_read"] = min(config.max_length, model.longest or config.max_length)
+    may_read_more = counts["tokens_read"] == config.max_length
     texts = read_coreference(files.paths, files.names, config.format, config.encoding, notes)
     contexts = ((n, text, *context) for n, text in enumerate(texts) for context in _contexts(text, config.scope, model))
     with run.progress.task("probe", total=config.limit or None, unit="texts") as bar:
@@ -141,8 +143,10 @@ def measure(run: Run[Config]) -> Findings:
                     own[part].add(torch.tensor([baseline(shown, asked, BASELINES[name])]), asked, half)
     if not counts["questions"]:
         raise InputError(
-            f"no mention has an antecedent in the first {config.max_length} tokens",
-            hint="a larger --max-length, or --scope windows",
+            f"no mention has an antecedent in the first {counts['tokens_read']} tokens",
+            hint=("a larger --max-length, or --scope windows" if may_read_more else "--scope windows")
+            if config.scope == "document"
+            else None,
         )
     rows = write_heads(
         run,
@@ -167,7 +171,7 @@ def measure(run: Run[Config]) -> Findings:
     }
     if model.cut:
         cut = counted(model.cut, "text was", "texts were")
-        notes.warn(f"{cut} longer than {config.max_length} tokens and cut", files.names[0])
+        notes.warn(f"{cut} longer than {counts['tokens_read']} tokens and cut", files.names[0])
     run.warn(*notes.lines())
     return Findings(counts, summary)
 
@@ -280,7 +284,10 @@ def _notes(artifact: Artifact) -> tuple[str, ...]:
         before = " before it, or no other one" if counts.get("is_causal") else ""
         notes.append(f"{have} no antecedent among the candidates{before}")
     if counts["cut_off_mentions"]:
-        hint = "; a larger --max-length reads more"
+        read = counts.get("tokens_read", config["max_length"])
+        hint = (
+            "; a larger --max-length reads more" if read == config["max_length"] else f"; the model reads {read} tokens"
+        )
         if counts["asked"]["any_word"] < counts["questions"]:
             hint = "; --scope windows reads whole documents" if config["scope"] == "document" else ""
         were = counted(counts["cut_off_mentions"], "was", "were", of=f"{counts['mentions']:,} mentions")

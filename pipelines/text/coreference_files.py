@@ -139,24 +139,38 @@ def _mention(words: Sequence[str], start: int, end: int, entity: str, asks: bool
     return Mention(start, end, head, entity, kind_of(words, start, head, end), asks)
 
 
+GAP_COLUMNS = (
+    *("ID", "Text", "Pronoun", "Pronoun-offset"),
+    *(f"{name}{column}" for name in "AB" for column in ("", "-offset", "-coref")),
+)
+
+
 def _gap(file: TextFile) -> Iterator[Text]:
     """GAP: a pronoun in a text and its candidates, two names; a name whose column says TRUE corefers with the pronoun."""
     rows = plain_rows(file.lines(), "\t")
-    _, header = next(rows, (0, []))
+    first, header = next(rows, (1, []))
+    if missing := [name for name in GAP_COLUMNS if name not in header]:
+        raise InputError(
+            f"{file.place(first)}: a column {missing[0]} is missing, so this is no header of GAP",
+            hint="the first line names the columns: " + ", ".join(GAP_COLUMNS),
+        )
     for number, cells in rows:
         place, row = file.place(number), dict(zip(header, cells, strict=False))
+        if len(row) < len(header):
+            raise InputError(f"{place}: not a row of GAP, {counted(len(cells), 'cell')} for {len(header)} columns")
         mentions = []
         try:
             spans = [(role, int(row[f"{role}-offset"]), row[role]) for role in ("Pronoun", "A", "B")]
             corefer = {"Pronoun"} | {role for role in ("A", "B") if row[f"{role}-coref"] == "TRUE"}
             found = list(_WORD.finditer(row["Text"]))
-        except (KeyError, ValueError, TypeError) as error:
-            raise InputError(f"{place}: not a row of GAP ({error})") from error
+        except ValueError as error:
+            raise InputError(f"{place}: not a row of GAP, an offset is no number") from error
         words = [word[0] for word in found]
         for role, start, phrase in spans:
-            inside = [n for n, word in enumerate(found) if start < word.end() and word.start() < start + len(phrase)]
-            if not inside:
-                raise InputError(f"{place}: {phrase!r} is not at character {start}")
+            end = start + len(phrase)
+            inside = [n for n, word in enumerate(found) if start < word.end() and word.start() < end]
+            if not inside or row["Text"][start:end] != phrase:
+                raise InputError(f"{place}: {phrase!r} is not at character {start} of the text")
             entity, asks = "pronoun" if role in corefer else role, role == "Pronoun"
             mention = _mention(words, inside[0], inside[-1] + 1, entity, asks)
             mentions.append(replace(mention, kind="pronominal") if asks else mention)

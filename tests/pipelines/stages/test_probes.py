@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -254,6 +255,24 @@ def test_documents_are_cut_or_read_in_windows_or_sentences(store: Store, tmp_pat
     assert counts(scope="sentences")["questions"] == 1
     with pytest.raises(InputError, match="no mention has an antecedent"):
         counts(scope="sentences", limit=2)
+
+
+@pytest.mark.parametrize(
+    ("length", "told"), [(128, "the model reads 10 tokens"), (9, "a larger --max-length reads more")]
+)
+def test_what_cuts_texts_is_said(store: Store, tmp_path: Path, length: int, told: str) -> None:
+    model = matching()
+    positions = model.embeddings.position_embeddings
+    positions.weight = nn.Parameter(positions.weight[:10].detach())
+    model.config.max_position_embeddings = 10
+    rows = [
+        ("anna saw anna and she fed", "she", "anna", "anna", "A"),
+        ("anna saw the dog " * 3 + "she", "she", "anna", "dog", "A"),
+    ]
+    file = written(tmp_path, "gap.tsv", GAP + "".join(gap_row(n, *row) for n, row in enumerate(rows)))
+    config = probe_coreference.Config(max_length=length)
+    made = probe_coreference.run(saved(tmp_path / "model", model), [file], config, store=store).artifact
+    assert f"1 of 6 mentions was cut off; {told}" in table_of(made).notes[0]
 
 
 def test_split_words_are_one_word_and_special_tokens_are_their_own() -> None:

@@ -79,12 +79,15 @@ def test_the_candidates_of_winobias_are_the_marked_occupation_and_the_other_one(
     assert {text.stereotype for text in read(file)} == {""}
 
 
+GAP = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
+
+
 def test_gap_has_texts_of_any_length(tmp_path: Path) -> None:
-    row = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n\n"
+    row = GAP + "\n"
     row += f"d-1\tAnn met Bo; she left.{' It rained.' * 15_000}\tshe\t12\tAnn\t0\tTRUE\tBo\t8\tFALSE\tu\n"
     (gap,) = read(written(tmp_path, row))
     assert len(gap.words) == 7 + 45_000
-    with pytest.raises(InputError, match="line 4: not a row of GAP"):
+    with pytest.raises(InputError, match="line 4: not a row of GAP, 2 cells for 11 columns"):
         read(written(tmp_path, row + "d-2\tshort\n"))
 
 
@@ -96,7 +99,17 @@ def test_gap_has_texts_of_any_length(tmp_path: Path) -> None:
         ("a\t0\t0\tw\t_\t(1\n", "conll-2012", "entity '1' begins and never ends"),
         ("a\tb\n", "conll-2012", "line 1: 2 columns"),
         ("a\tb\n", "gum", "line 1: 2 columns"),
-        ("ID\tText\tPronoun\n1\tx\ty\n", "gap", "line 2: not a row of GAP"),
+        ("ID\tText\tPronoun\n1\tx\ty\n", "gap", "line 1: a column Pronoun-offset is missing"),
+        (
+            GAP + "d\tAnn met Bo; she left.\tshe\t12\tAnn\t0\tTRUE\tBo\tnine\tFALSE\tu\n",
+            None,
+            "line 2: not a row of GAP, an offset",
+        ),
+        (
+            GAP + "d\tAnn met Bo; she left.\tshe\t11\tAnn\t0\tTRUE\tBo\t8\tFALSE\tu\n",
+            None,
+            "'she' is not at character 11",
+        ),
         ("no number\n", "winobias", "line 1: not a number"),
     ],
 )

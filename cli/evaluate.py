@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,13 +15,9 @@ from cli.tables import folded
 from guidance.errors import GateFailed, InputError, did_you_mean
 from pipelines.engine.stage import Result
 from pipelines.stages import evaluate
-from pipelines.training.tasks import TASKS
 
 LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "nll", "mse", "error", "pk", "windowdiff", "window_diff")
 """The last words of metrics that are better when they are lower."""
-
-MOST_CLASSES = 30
-"""With more classes their scores are only in ``metrics.json``."""
 
 
 @stage_command(
@@ -80,49 +76,20 @@ def evaluate_command(
     Given a dataset, the command builds its sequences with the tokenizer of the model, and the masks that its plan needs.  The
     metrics are printed and stored, and so is the prediction for every example.
     """
+    from pipelines.views.findings import metric_tables
+
     gates = [*parse_gates(fail_under, "--fail-under"), *parse_gates(fail_over, "--fail-over")]
     result = evaluate.run(model, data, config, **session.options())
     counts, split = result.artifact.counts, result.artifact.manifest["config"]["split"]
     # a text file is read as a whole, whatever split the settings name
     session.tell(f"measured on {data}, " + (f"split {split}" if split == config.split else "all of it"))
-    for line in metric_lines(counts):
-        session.tell(line)
+    for found in metric_tables(counts):
+        for line in folded(found.titles, found.rows, None):
+            session.tell(line)
     if failed := list(failures(gates, counts["metrics"])):
         announce(session, result)
         raise GateFailed("; ".join(failed))
     return result
-
-
-def metric_lines(counts: Mapping[str, Any]) -> list[str]:
-    """The metrics of an evaluation as the lines of a table, and below them its floors and what its classes score."""
-    rows = [
-        (name, _number(value), str(counts["signatures"].get(name, "nats per token" if name == "nll" else "")))
-        for name, value in counts["metrics"].items()
-    ]
-    unit = "nats per token" if counts["task"] == "causal-lm" else "nats per masked token"
-    rows += [(f"floor: {name}", _number(value), unit) for name, value in counts.get("floors", {}).items()]
-    if "sparsity" in counts:
-        rows.append(("sparsity", _number(counts["sparsity"]), "share of query-key pairs that the heads cannot use"))
-    lines = folded(("metric", "value", "how it is computed"), rows, None)
-    return lines + class_lines(counts.get("classes", {}), TASKS[counts["task"]].counted if "classes" in counts else "")
-
-
-def class_lines(classes: Mapping[str, Any], counted: str) -> list[str]:
-    """Precision, recall, F1 and size of each class as the lines of a table; empty if there are no classes, or too many to read.
-    ``counted`` names what the size counts, such as examples."""
-    if not 0 < len(classes) <= MOST_CLASSES:
-        return []
-    rows = []
-    for label, scores in classes.items():
-        shown = (
-            "undefined" if scores[name] is None else f"{scores[name]:.3f}" for name in ("precision", "recall", "f1")
-        )
-        rows.append((label, *shown, f"{scores['examples']:,}"))
-    return folded(("class", "precision", "recall", "f1", counted), rows, None)
-
-
-def _number(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.4f}"
 
 
 def parse_gates(given: Sequence[str] | None, flag: str) -> list[tuple[str, str, float]]:

@@ -152,7 +152,12 @@ def _shown(artifact: Artifact, names: Sequence[str], findings: Sequence[Table]) 
     yield from _sections(
         {  # the most useful first
             "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
-            "counts": {} if findings else manifest.get("counts", {}),
+            # with findings only plain numbers, since tables show the rest
+            "counts": {
+                name: count
+                for name, count in manifest.get("counts", {}).items()
+                if not findings or isinstance(count, int | float | str)
+            },
             "inputs": {role: f"{each.get('kind')} {str(each.get('content'))[:16]}" for role, each in inputs.items()},
             "config": manifest.get("config", {}),
             "files": {name: human_size(entry["bytes"]) + rows(entry) for name, entry in artifact.files.items()},

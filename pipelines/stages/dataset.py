@@ -236,6 +236,12 @@ def build(run: Run[Config]) -> None:
             texts[split].append(text_digest(block.text for block in document.blocks))
             if label is not None:
                 labels[split].update(label.split() if kind.shape == "tags" else [label])
+    if config.drop_shared and structured.shared and structured.shared == structured.tested:
+        raise InputError(
+            f"{counted(structured.tested, 'test document shares', 'test documents share')} a sentence with a training document, so "
+            "--drop-shared leaves no test document",
+            hint="give test documents of other texts with --test, or leave --drop-shared out",
+        )
     apart = files.keys() - {"train"}
     counts |= write_corpus([draft], run.out, notes, valid=valid, test=test, apart=apart, of_examples=True)
     draft.unlink()

@@ -84,9 +84,16 @@ def head_of(text: str) -> tuple[Head, str]:
     return (int(match[1]), int(match[2])), match[3].strip()
 
 
-def patterns_of(config: Config, summary: dict[str, Any]) -> Accepted:
-    """What is injected: each pattern with the heads that it was found in, by the content of ``discovery.json``.  Raises
-    InputError if there is nothing to inject, or if two patterns are given for one head."""
+def patterns_of(config: Config, summary: dict[str, Any], deviations: float) -> Accepted:
+    """What is injected: each pattern with the heads that it was found in.
+
+    Args:
+        summary: the content of ``discovery.json``.
+        deviations: how far heads had to stand out.
+
+    Raises:
+        InputError: there is nothing to inject, or two patterns are given for one head.
+    """
     heads_with = {each["pattern"]: [(layer, head) for layer, head in each["heads"]] for each in summary["candidates"]}
     if config.heads:
         own: dict[str, list[Head]] = {}
@@ -102,8 +109,13 @@ def patterns_of(config: Config, summary: dict[str, Any]) -> Accepted:
     names = config.patterns or summary["proposed"][: config.most]
     if not names:
         raise InputError(
-            "no head stands out on a pattern, so there is nothing to accept",
-            hint="--patterns NAME injects one anyway; `guide discover score` with --deviations 2 is less strict",
+            "no pattern was proposed, so there is nothing to accept",
+            hint="--patterns NAME injects one anyway"
+            + (
+                f"; `guide discover score` with --deviations {deviations - 1:g} is less strict"
+                if deviations > 1
+                else ""
+            ),
         )
     if config.into == "found" and (missing := [name for name in names if name not in heads_with]):
         raise InputError(
@@ -145,7 +157,7 @@ def made(config: Config, discovery: Artifact, summary: dict[str, Any]) -> tuple[
     from guidance.probes.discovery import plan_for
 
     covered: list[str] = []
-    accepted = patterns_of(config, summary)
+    accepted = patterns_of(config, summary, discovery.manifest["config"]["deviations"])
     into: Literal["each-layer", "found", "least-important"] = "found" if config.heads else config.into
     if into == "found" and not config.pal:
         accepted, covered = one_each(accepted)

@@ -23,6 +23,8 @@ def training_losses(row: Mapping[str, float]) -> str:
     shown = {name: row[f"loss/{name}"] for name in names if name not in guides}
     if "loss/nll" in row:
         shown["nll"] = row["loss/nll"]  # of a translation, without label smoothing, as in validations
+    if "loss/mean" in row:
+        shown["mean"] = row["loss/mean"]  # of a loss that is a sum in training and a mean in validations
     parts = [f"{name} {value:.3f}" for name, value in shown.items()]
     if guides:
         added = sum(row[f"weight/{name}"] * row[f"loss/{name}"] for name in guides)

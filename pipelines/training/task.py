@@ -217,9 +217,12 @@ class Task(Objective, ABC):
         """How many outputs there are, which is what the divergence under an attack is divided by."""
         return float(len(batch.ids))
 
+    sums_losses: ClassVar[bool] = False
+    """Training adds the losses of a batch up, as a task's paper does; ``loss/mean``, which is only reported, is their mean."""
+
     def divisor(self, batch: Batch) -> float:
-        """What the sum of the losses is divided by while training; `count` unless a task's paper says otherwise."""
-        return self.count(batch)
+        """What the sum of the losses is divided by while training; the loop divides by at least 1."""
+        return 0.0 if self.sums_losses else self.count(batch)
 
     # what it says of examples, and how good that is
 

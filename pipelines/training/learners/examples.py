@@ -84,7 +84,8 @@ class ExampleLearner(Learner):
 
     def counts(self, batch: Batch) -> dict[str, float]:
         guides = self.guided.counts(float(len(batch.ids)), {"outputs": self.task.judged(batch)})
-        return {self.task.name: self.task.divisor(batch), **guides, "tokens": batch.tokens}
+        counts = {self.task.name: self.task.divisor(batch), **guides, "tokens": batch.tokens}
+        return counts | ({"loss/mean": self.task.count(batch)} if self.task.sums_losses else {})
 
     def losses(self, model: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
         inputs = self.inputs.of(batch)
@@ -92,6 +93,7 @@ class ExampleLearner(Learner):
         outputs = self.outputs(model, inputs, batch, self.guided.forward(guidance))
         loss = self.task.loss(outputs, targets_of(self.task, outputs, batch), batch)
         losses = {self.task.name: loss, **self.guided.losses(guidance)}
+        losses |= {"loss/mean": loss.detach()} if self.task.sums_losses else {}
         losses |= self.more_losses(model, batch, inputs, outputs)
         if not self.guided.attacks:
             return losses

@@ -42,6 +42,7 @@ class Summarization(YesNoTask):
     shape = "summaries"
     selectable = ("oracle_f1",)
     output = "in_summary"
+    sums_losses = True
 
     @classmethod
     def one_answer(cls, answers: set[str]) -> str:
@@ -63,10 +64,6 @@ class Summarization(YesNoTask):
     def judged(self, batch: Batch) -> float:
         """An attack is judged by every sentence."""
         return self.count(batch)
-
-    def divisor(self, batch: Batch) -> float:
-        """None: the loop divides by at least 1, so that the sum stays as it is."""
-        return 0.0
 
     def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         scores = iter(scores_of_yes(outputs))

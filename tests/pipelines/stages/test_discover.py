@@ -264,8 +264,13 @@ def test_few_heads_have_no_candidates(tmp_path: Path) -> None:
     found = discover_score.run(model, data.reference, discover_score.Config(), store=store).artifact
     assert found.counts["candidates"] == [] or found.counts["proposed"] == []
     assert not (found.path / "plan.toml").exists() and found.counts["task"] == "masked-lm"
-    with pytest.raises(InputError, match="nothing to accept"):
+    with pytest.raises(InputError, match="nothing to accept") as raised:
         discover_accept.run(found.reference, discover_accept.Config(), store=store)
+    assert raised.value.hint is not None and "--deviations 2 is less strict" in raised.value.hint
+    strict = discover_score.run(model, data.reference, discover_score.Config(deviations=1), store=store).reference
+    with pytest.raises(InputError, match="nothing to accept") as raised:
+        discover_accept.run(strict, discover_accept.Config(), store=store)
+    assert raised.value.hint == "--patterns NAME injects one anyway"
 
 
 @pytest.mark.parametrize("into", ["each-layer", "least-important"])

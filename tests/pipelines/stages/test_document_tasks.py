@@ -24,6 +24,7 @@ from pipelines.probing.sequences import WatchedSequences
 from pipelines.stages import evaluate, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.training.report import training_losses
 from pipelines.training.task import Prediction
 from pipelines.training.tasks.segmentation import Segmentation
 from pipelines.training.tasks.summarization import Summarization
@@ -157,6 +158,10 @@ def test_the_first_loss_is_the_binary_cross_entropy_of_the_first_batch(
     found = json.loads(run.read("metrics.jsonl").splitlines()[0])
     task = {"summaries": "summarization", "segments": "segmentation"}[name]
     assert found[f"loss/{task}"] == pytest.approx(total, rel=1e-5)
+    if name == "summaries":
+        sentences = sum(len(row["label"].split()) for row in rows)
+        assert found["loss/mean"] == pytest.approx(total / sentences, rel=1e-5), "beside the mean of validations"
+        assert f"mean {found['loss/mean']:.3f}" in training_losses(found)
 
 
 PLANS = {"patterns": "preset:patterns", "attack": "preset:asa"}

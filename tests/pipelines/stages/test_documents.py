@@ -211,6 +211,9 @@ def test_test_documents_that_share_a_sentence_with_training_are_counted_or_dropp
     assert column(clean, "id") == ["train/train.ref", "test/b.ref"]
     assert clean.counts["dropped"] == {"test documents that share a sentence with training": 1}
     assert clean.counts["sharing_test_documents"] == 0, "no evaluation is contaminated"
+    (folder / "b.ref").unlink()
+    with pytest.raises(InputError, match=r"1 test document shares a sentence.* leaves no test document"):
+        make(store, train, test=folder, format="choi", drop_shared=True)
 
 
 def test_new_settings_do_not_change_old_recipes() -> None:

@@ -14,7 +14,6 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from cli.evaluate import metric_lines
 from guidance.errors import InputError
 from pipelines.stages import dataset, dependencies, masks, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
@@ -23,6 +22,7 @@ from pipelines.training.batches import Examples
 from pipelines.training.objective import TAGGED_WORD
 from pipelines.training.task import Batch, Prediction
 from pipelines.training.tasks.tagging import Tagging
+from pipelines.views.findings import metric_tables
 from tests.finetunings import measure, train
 from tests.shared import shared
 from tests.trainings import one_thread
@@ -175,13 +175,10 @@ def test_classes_of_entities_count_entities_and_what_cannot_be_measured_is_undef
     task = Tagging(["O", "B-PER", "B-LOC"])
     report = task.report([Prediction(0, "B-PER O B-PER", "B-PER B-LOC O", [1.0] * 3)])
     counts = {"task": "tagging", "metrics": {}, "signatures": {}, "sparsity": 0.25, **report}
-    _, sparsity, *classes = (line.split() for line in metric_lines(counts))
-    assert sparsity[:2] == ["sparsity", "0.2500"]
-    assert classes == [
-        ["class", "precision", "recall", "f1", "entities"],
-        ["LOC", "0.000", "undefined", "undefined", "0"],
-        ["PER", "1.000", "0.500", "0.667", "2"],
-    ]
+    metrics, classes = metric_tables(counts)
+    assert [row[:2] for row in metrics.rows] == [("sparsity", "0.2500")]
+    assert classes.titles == ("class", "precision", "recall", "f1", "entities")
+    assert classes.rows == [("LOC", "0.000", "undefined", "undefined", "0"), ("PER", "1.000", "0.500", "0.667", "2")]
 
 
 def test_the_loss_is_the_mean_over_words(store: Store, data: Artifact) -> None:

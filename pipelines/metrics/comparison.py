@@ -29,12 +29,13 @@ Metrics = Callable[[Sequence[str], Sequence[str], Sequence[str]], Mapping[str, S
 
 @dataclass(frozen=True)
 class Compared:
-    """A metric of two systems, and what a test says of the difference."""
+    """A metric of two systems, and what a test says of the difference; ``unit`` is what was drawn or counted."""
 
     metric: str
     first: float
     second: float
     difference: Difference
+    unit: str = "examples"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ def of_agreements(agreements: Sequence[Agreement]) -> dict[str, OfSums]:
     }
 
 
-def compare_statistics(pairs: Mapping[str, tuple[Statistic, Statistic]], size: int) -> list[Compared]:
+def compare_statistics(
+    pairs: Mapping[str, tuple[Statistic, Statistic]], size: int, unit: str = "examples"
+) -> list[Compared]:
     """Metrics of two systems on the same ``size`` examples, by name."""
     everything, compared = np.arange(size), []
     for name, (one, other) in pairs.items():
@@ -93,7 +96,7 @@ def compare_statistics(pairs: Mapping[str, tuple[Statistic, Statistic]], size: i
             difference = mcnemar(one.right.tolist(), other.right.tolist())
         else:
             difference = paired_bootstrap(one, other, size, rounds=ROUNDS)
-        compared.append(Compared(name, one(everything), other(everything), difference))
+        compared.append(Compared(name, one(everything), other(everything), difference, unit))
     return compared
 
 
@@ -122,7 +125,7 @@ def compare_on_others(metrics: Metrics, one: Table, other: Table, is_answer: Cal
 
 
 def compare_unpaired(
-    one: tuple[Mapping[str, Statistic], int], other: tuple[Mapping[str, Statistic], int]
+    one: tuple[Mapping[str, Statistic], int], other: tuple[Mapping[str, Statistic], int], unit: str = "examples"
 ) -> list[Compared]:
     """Metrics of two systems on different examples, by name; for each system its metrics and how many examples it has."""
     (first, n), (second, m) = one, other
@@ -132,6 +135,7 @@ def compare_unpaired(
             first[name](np.arange(n)),
             second[name](np.arange(m)),
             unpaired_bootstrap((first[name], n), (second[name], m), rounds=ROUNDS),
+            unit,
         )
         for name in first
         if name in second

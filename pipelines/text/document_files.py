@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from guidance.errors import InputError
+from pipelines.text.blocks import BLOCK_LIMIT
 from pipelines.text.examples import Layout
 from pipelines.text.readers import TextFile, format_of
 from pipelines.text.records import (
@@ -162,7 +163,8 @@ def _paragraphs(text: Any, layout: Layout, place: str) -> list[Part]:
 def choi(files: Sequence[TextFile], layout: Layout) -> Iterator[Structured]:
     """Text with one sentence on a line and a separator line between sections, perhaps also first and last.
 
-    A file is a document.  Choi's documents, Wiki-300, the clinical books and the manifestos come so.
+    A file is a document.  Choi's documents, Wiki-300, the clinical books and the manifestos come so.  Raises InputError for a long
+    file without separators, which would be divided where no section ends.
     """
     for file in files:
         sections: list[Part] = [[]]
@@ -171,6 +173,11 @@ def choi(files: Sequence[TextFile], layout: Layout) -> Iterator[Structured]:
                 sections.append([])
             elif line.strip():
                 sections[-1].append(line)  # type: ignore[union-attr]
+        if len(sections) == 1 and sum(map(len, sections[0])) > BLOCK_LIMIT:
+            raise InputError(
+                f"{file.name!r}: no line is {layout.separator!r}, which parts sections, in more than {BLOCK_LIMIT:,} characters",
+                hint="--separator names another line",
+            )
         yield Structured(None, file.name, 1, [section for section in sections if section])
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pipelines.engine.stage import Run
+    from pipelines.metrics.comparison import Compared, Table
     from pipelines.metrics.significance import Statistic
     from pipelines.training.batches import Examples
 
@@ -173,12 +174,47 @@ class Segmentation(YesNoTask):
             yield {"id": ids[text.number], "sections": sections, "scores": scores}
 
     @classmethod
-    def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
-        """F1, precision and recall of the boundaries."""
-        from pipelines.metrics.comparison import of_agreements
+    def compare(cls, one: Table, other: Table) -> list[Compared]:
+        """F1, precision and recall of boundaries, Pk and WindowDiff; documents are drawn, since boundaries of one depend on each
+        other."""
+        from pipelines.metrics.comparison import compare_statistics
 
-        pairs = zip(gold, predicted, strict=True)
-        return {**of_agreements([Agreement.on("1", [true], [guess]) for true, guess in pairs])}
+        both = zip(_of_documents(one), _of_documents(other), strict=True)
+        return [
+            compared
+            for (first, size), (second, _) in both
+            for compared in compare_statistics({name: (first[name], second[name]) for name in first}, size, "documents")
+        ]
+
+    @classmethod
+    def compare_sets(cls, one: Table, other: Table) -> list[Compared]:
+        from pipelines.metrics.comparison import compare_unpaired
+
+        both = zip(_of_documents(one), _of_documents(other), strict=True)
+        return [
+            compared
+            for sides in both
+            if sides[0][1] and sides[1][1]
+            for compared in compare_unpaired(*sides, "documents")
+        ]
+
+
+def _of_documents(table: Table) -> list[tuple[dict[str, Statistic], int]]:
+    """Metrics as functions of chosen documents, and how many documents there are: those of boundaries, of all documents; those of
+    windows, of the documents that have more sentences than their window."""
+    from guidance.tasks.segments import pk, window_diff
+    from pipelines.metrics.comparison import mean_of, of_agreements
+
+    numbers = np.cumsum(np.diff(table["sentence"], prepend=0) <= 0).tolist()
+    rows = zip(numbers, table["gold"], table["prediction"], strict=True)
+    documents = documents_of([Prediction(number, gold, prediction, []) for number, gold, prediction in rows])
+    # the last sentence always ends a section
+    agreements = [Agreement.on(True, gold[:-1], predicted[:-1]) for gold, predicted in documents]
+    defined = [ends for ends in documents if pk(*ends) is not None]
+    windows: dict[str, Statistic] = {}
+    for name, measure in (("pk", pk), ("window_diff", window_diff)) if defined else ():
+        windows[name] = mean_of([measure(*ends) or 0.0 for ends in defined])
+    return [({**of_agreements(agreements)}, len(documents)), (windows, len(defined))]
 
 
 def documents_of(predictions: Sequence[Prediction]) -> list[tuple[list[bool], list[bool]]]:

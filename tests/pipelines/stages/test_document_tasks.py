@@ -234,6 +234,35 @@ def test_metrics_of_boundaries_by_hand() -> None:
     assert Segmentation().metrics([]) == {}
 
 
+def test_segmenters_are_compared_document_by_document() -> None:
+    """Three documents of 6, 2 and 5 sentences; the second is too short for a window."""
+    gold = ["01000", "1", "0100"]
+    one, other = ["01000", "1", "0000"], ["00100", "0", "0100"]
+
+    def table(answers: list[str]) -> dict[str, list[Any]]:
+        columns = {"gold": [*"".join(gold)], "prediction": [*"".join(answers)]}
+        return columns | {"sentence": [number for own in gold for number in range(len(own))]}
+
+    def ends(answers: str) -> list[bool]:
+        return [*(answer == "1" for answer in answers), True]
+
+    compared = {each.metric: each for each in Segmentation.compare(table(one), table(other))}
+    assert list(compared) == ["f1", "precision", "recall", "pk", "window_diff"]
+    assert {each.unit for each in compared.values()} == {"documents"}
+    assert (compared["recall"].first, compared["recall"].second) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    assert {name: each.difference.n for name, each in compared.items()} == dict.fromkeys(compared, 3) | {
+        "pk": 2,
+        "window_diff": 2,
+    }
+    for name, measure in (("pk", pk), ("window_diff", window_diff)):
+        for found, answers in ((compared[name].first, one), (compared[name].second, other)):
+            values = [measure(ends(gold[number]), ends(answers[number])) for number in (0, 2)]
+            assert measure(ends(gold[1]), ends(answers[1])) is None
+            assert found == pytest.approx(sum(value or 0 for value in values) / 2)
+    (apart,) = [each for each in Segmentation.compare_sets(table(one), table(other)) if each.metric == "pk"]
+    assert apart.difference.effect == pytest.approx(compared["pk"].difference.effect) and apart.difference.n == 4
+
+
 def test_metrics_of_sentences_by_hand() -> None:
     tied = Prediction(0, "0 1 0", "0 0 0", [0.4, 0.4, 0.1])
     right = Prediction(1, "1", "1", [0.9])

@@ -19,7 +19,7 @@ from guidance.plan import Plan
 from pipelines.probing.heads import TABLE, heads_of
 from pipelines.probing.patterns import read_written
 from pipelines.progress import Progress
-from pipelines.stages import discover_accept, discover_score
+from pipelines.stages import discover_accept, discover_score, find
 from pipelines.stages.discover_score import PLAN
 from pipelines.stages.missing import SYNTAX
 from pipelines.storage.artifacts import Artifact
@@ -126,6 +126,9 @@ SHAPE = ("architecture", "size", "layers", "heads", "hidden", "ffn", "tokenizer"
 
 TRAINING = ("objective", "learning_rate", "epochs", "steps", "batch_size", "max_length", "seed")
 
+CHOICES = ("schedule", "weight_decay", "select", "patience", "negatives", "bucket")
+"""Settings of a training that are written where they are not the default."""
+
 
 def command_for(findings: Artifact, store: Store, plan: str | Path | None = None) -> str:
     """The command that trains a model like the one that was looked at, on the same data, with the plan of findings, or with
@@ -151,7 +154,10 @@ def command_for(findings: Artifact, store: Store, plan: str | Path | None = None
             flags["masks"] = "MASKS"
         stage = "finetune" if is_dataset else "pretrain"
         flags |= _like_the_model(scored, stage, store)
-        written = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items()]
+        written = [
+            f"--{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
+            for name, value in flags.items()
+        ]
         return " ".join([f"guide {stage}", read, *written])
     return f"guide finetune DATASET --init MODEL --plan {shlex.quote(flags['plan'])}"
 
@@ -173,4 +179,9 @@ def _like_the_model(discovery: Artifact, stage: str, store: Store) -> dict[str, 
     kept = {name: settings[name] for name in names if settings.get(name) not in (None, "", "auto", 0)}
     if "epochs" in kept:  # steps count only where no epochs are given
         kept.pop("steps", None)
-    return kept
+    known = find(stage).config.model_fields
+    return kept | {
+        name: settings[name]
+        for name in CHOICES
+        if settings.get(name) not in (None, getattr(known.get(name), "default", None))
+    }

@@ -239,6 +239,19 @@ def test_a_folder_and_a_text_file_are_enough(tmp_path: Path) -> None:
         discover_score.run(folder, text, discover_score.Config(patterns=["nothing_like_it"]), store=store)
 
 
+def test_the_command_keeps_how_the_model_was_trained(scored: tuple[Store, str, str, str]) -> None:
+    store, _, data, _ = scored
+    settings: dict[str, Any] = {"select": "accuracy", "patience": 3, "bucket": True, "schedule": "constant", "steps": 2}
+    model = finetunings.train(store, store.load(data), layers=4, heads=4, **settings).reference
+    found = discover_score.run(model, data, discover_score.Config(limit=12), store=store).reference
+    made = discover_accept.run(found, discover_accept.Config(heads=["0-0=next"]), store=store).artifact
+    command = command_for(made, store)
+    assert (
+        command.endswith(" --schedule constant --select accuracy --patience 3 --bucket")
+        and "--negatives" not in command
+    )
+
+
 def test_a_pattern_of_syntax_needs_a_parser_to_train(scored: tuple[Store, str, str, str]) -> None:
     store, _, data, reference = scored
     made = discover_accept.run(reference, discover_accept.Config(patterns=["dependency"]), store=store).artifact

@@ -113,7 +113,7 @@ def test_choi_takes_separators_anywhere_and_counts_documents_without_a_boundary(
     assert any("a document has one section, so no boundary: 'c.ref'" in w for w in made.manifest["warnings"])
     other = make(store, write(tmp_path / "d.txt", "a\n--\nb\n"), format="choi", separator="--")
     long = write(tmp_path / "long.txt", "One of many sentences .\n--\n" * 5000)
-    with pytest.raises(InputError, match="'long.txt': no line is '==========', which parts sections"):
+    with pytest.raises(InputError, match=r"'long.txt': no line is '==========', which parts sections"):
         make(store, long, format="choi")
     assert parts(other) == [[["a"], ["b"]]]
 

@@ -73,6 +73,9 @@ class Model(Take):
         super().__init__(help, kinds=("model",), **more)
 
     def find(self, reference: str, opening: Opening[Any]) -> None:
+        from pipelines.training.plan_inputs import refuse_file
+
+        refuse_file(reference)
         if not Path(reference).is_dir():
             opening.store.find(reference)
 

@@ -326,9 +326,11 @@ class Store:
             if fitting:
                 return _only(reference, fitting)
         if os.path.exists(reference):
+            is_model = os.path.exists(os.path.join(reference, "config.json"))
             raise ArtifactMissing(
-                f"{reference!r}: not a guide artifact (it has no {MANIFEST})",
-                hint="`guide build-corpus` makes one of text, `guide build-dataset` one of labelled examples",
+                f"{reference!r}: {'a model folder, ' if is_model else ''}not a guide artifact (it has no {MANIFEST})",
+                hint="`guide build-corpus` makes one of text, `guide build-dataset` one of labelled examples"
+                + ("; a model goes where a command says MODEL, or after --init" if is_model else ""),
             )
         if unfinished := self.find_unfinished(None, reference):
             raise ArtifactMissing(

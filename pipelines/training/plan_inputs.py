@@ -80,6 +80,7 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
         return store.load(reference, kind="model")
     except ArtifactMissing:
         folder = Path(reference)
+        refuse_file(reference)
         if not folder.is_dir():
             raise
         from guidance.checkpoint import TARGET_FOLDER  # imports torch
@@ -93,6 +94,15 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
         given = Files.of(paths, (p.relative_to(folder).as_posix() for p in paths))
         name = os.path.basename(os.path.abspath(folder))
         return replace(given, provenance=[_origin_of_weights(folder, given)], folder=name)
+
+
+def refuse_file(reference: str) -> None:
+    """Raises InputError if what should name a model is a file, such as the text that it is to read."""
+    if Path(reference).is_file():
+        raise InputError(
+            f"{reference!r}: a file, not a model",
+            hint="a model is an artifact of `guide pretrain` or `guide finetune`, or a folder with config.json",
+        )
 
 
 def model_folders(manifest: Mapping[str, Any]) -> dict[str, str]:

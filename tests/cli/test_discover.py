@@ -117,6 +117,17 @@ def test_attention_refuses(guide: Callable[..., Any], folder: str, flags: list[s
     assert done.code == 2 and message in done.err
 
 
+def test_a_model_and_data_in_the_wrong_order_are_told_apart(
+    guide: Callable[..., Any], folder: str, tmp_path: Path
+) -> None:
+    text = written(tmp_path, "text.txt", TEXT)
+    for command in (("discover", "score"), ("probe", "sinks"), ("evaluate",)):
+        done = guide(*command, text, folder)
+        assert done.code == 2 and "a file, not a model" in done.err and "folder with config.json" in done.err
+    done = guide("probe", "relevance", folder, folder)
+    assert done.code == 2 and "a model folder, not a guide artifact" in done.err and "MODEL" in done.err
+
+
 def test_attention_reads_the_text_before_the_model(guide: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b" ")))
     done = guide("attention", "nowhere")

@@ -16,7 +16,7 @@ from guidance.statistics.roles import COLUMNS, Pieces, segment_numbers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactDamaged
-from pipelines.training.objective import TAGGED_WORD
+from pipelines.training.labels import TAGGED_WORD
 
 _OWN = {"text": pa.int8(), "word": pa.int32(), "segment": pa.int32()}
 """Columns of lists that sequences of a task's examples may have besides those of all sequences."""

@@ -11,6 +11,10 @@ from guidance.errors import InputError, counted
 if TYPE_CHECKING:
     from pipelines.training.learner import Setup
 
+TAGGED_WORD = "tagged_word"
+"""What learners call the column ``word`` of a tagger's sequences.  It numbers the words of an example; the feature ``word`` of masks
+numbers the words of a sequence, as a parser divides it."""
+
 
 def are_numbers(counts: Mapping[str, Any]) -> bool:
     """Whether the labels are numbers to predict: a fraction is among them, or there are too many to list.

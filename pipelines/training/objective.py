@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from pipelines.training.learner import Setup
     from pipelines.training.learners.guided import Learner
 
-TAGGED_WORD = "tagged_word"
-"""What learners call the column ``word`` of a tagger's sequences.  It numbers the words of an example; the feature ``word`` of masks
-numbers the words of a sequence, as a parser divides it."""
-
 
 @dataclass(frozen=True)
 class Card:

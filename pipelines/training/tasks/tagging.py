@@ -11,7 +11,8 @@ from guidance.errors import InputError, counted
 from guidance.tasks.entities import OUTSIDE, entity_agreement, token_agreement
 from guidance.tasks.scores import Agreement, accuracy
 from pipelines.lazy import np
-from pipelines.training.objective import TAGGED_WORD, Card
+from pipelines.training.labels import TAGGED_WORD
+from pipelines.training.objective import Card
 from pipelines.training.task import UNKNOWN, Batch, Prediction, Task, known
 
 if TYPE_CHECKING:

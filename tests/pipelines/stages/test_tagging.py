@@ -19,7 +19,7 @@ from pipelines.stages import dataset, dependencies, masks, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.batches import Examples
-from pipelines.training.objective import TAGGED_WORD
+from pipelines.training.labels import TAGGED_WORD
 from pipelines.training.task import Batch, Prediction
 from pipelines.training.tasks.tagging import Tagging
 from pipelines.views.findings import metric_tables

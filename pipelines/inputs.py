@@ -11,6 +11,7 @@ from guidance.errors import InputError
 from pipelines.engine.declaration import Opening, Stored, Take
 from pipelines.engine.stage import Files
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMissing
 from pipelines.text.readers import known_extension
 
 if TYPE_CHECKING:
@@ -75,9 +76,13 @@ class Model(Take):
     def find(self, reference: str, opening: Opening[Any]) -> None:
         from pipelines.training.plan_inputs import refuse_file
 
-        refuse_file(reference)
-        if not Path(reference).is_dir():
+        if Path(reference).is_dir():
+            return
+        try:
             opening.store.find(reference)
+        except ArtifactMissing:
+            refuse_file(reference)
+            raise
 
     def open(self, reference: str, opening: Opening[Any]) -> Artifact | Files:
         from pipelines.training.plan_inputs import model_inputs

@@ -124,6 +124,11 @@ def test_a_model_and_data_in_the_wrong_order_are_told_apart(
     for command in (("discover", "score"), ("probe", "sinks"), ("evaluate",)):
         done = guide(*command, text, folder)
         assert done.code == 2 and "a file, not a model" in done.err and "folder with config.json" in done.err
+    (tmp_path / "named").write_text("a file of the same name")
+    made = guide("discover", "score", folder, text, "--limit", 1, "--name", "named")
+    assert made.code == 0 and guide("show", "named").code == 0, "a name in the store goes before a file"
+    done = guide("evaluate", "named", text)
+    assert done.code == 2 and "an artifact of kind discovery; expected: model" in done.err
     done = guide("probe", "relevance", folder, folder)
     assert done.code == 2 and "a model folder, not a guide artifact" in done.err and "MODEL" in done.err
 

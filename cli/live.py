@@ -84,7 +84,8 @@ def translate_command(
         stream = sys.stdin.buffer if file == "-" else opened.enter_context(_open(file))
         settings = config.model_dump(exclude={"batch_size", "parser"})
         folder = find_folder(model, session.store)
-        words = text_words(model, folder, config.parser, config.device, session.store)
+        # a line of parallel text is a sentence
+        words = text_words(model, folder, config.parser, config.device, session.store, sentences="line")
         translator = Translator(folder, words=words, **settings)
         lines = read_lines(stream, _invite(session, file))
         size = 1 if file == "-" else config.batch_size

@@ -309,7 +309,8 @@ class BatchGuidance:
     def masked_shares_B(self) -> dict[Site, Tensor]:
         """For each attacked site and example, the share of units between valid tokens that is switched off, (B,).
 
-        Examples of padding alone have 0.  The device is not synchronised.
+        Rows that the attack would leave without a key count, though they are not attacked.  Examples of padding alone have 0.  The
+        device is not synchronised.
         """
         shares: dict[Site, list[Tensor]] = {}
         for (_, site), attack in self._made_attacks():

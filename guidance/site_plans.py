@@ -278,10 +278,10 @@ def _check_attacks(plan: Plan, by_site: Mapping[Site, Mapping[int, tuple[int, ..
         if isinstance(mechanism := plan.guides[number].bound_mechanism, AttackMechanism)
     }
     guides = {number: plan.guides[number] for number in attacks}
-    kinds = {(g.weight, g.schedule, g.hold_steps, attacks[number].sentence) for number, g in guides.items()}
+    kinds = {(g.weight, g.schedule, g.hold_steps, g.until, attacks[number].sentence) for number, g in guides.items()}
     if len(kinds) > 1:
         raise PlanError(
             f"guides {', '.join(str(number + 1) for number in attacks)} share one adversarial pass, whose divergence has"
             " one weight",
-            hint="give them the same weight, schedule and sentence",
+            hint="give them the same weight, schedule, hold_steps, until and sentence",
         )

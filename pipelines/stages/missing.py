@@ -148,18 +148,23 @@ def read_by(
     return made, config.model_copy(update={"masks": "".join(masks_made)})
 
 
-def text_words(model: str, folder: Path, parser: str, device: str, store: Store) -> TextWords:
+def text_words(
+    model: str, folder: Path, parser: str, device: str, store: Store, *, sentences: str = "rules"
+) -> TextWords:
     """What finds the words of texts that come one by one, as the plan of a trained model reads them.  Raises PlanError if the plan
     reads syntax, and there is no parser; InputError if the parser cannot be opened, or the idf that the model learned with is gone.
 
     Args:
         model: its reference or folder; folder: that of its files.
         parser: see `pipelines.training.text_words.TextParser`; opened only if the plan reads syntax.
+        sentences: how texts are split into sentences, as in ``guide build-corpus --sentences``, if the text that the model was
+            trained on is gone and does not say it.
     """
     from guidance.checkpoint import find_plan
     from guidance.plan import Plan
     from pipelines.statistics.role_tables import rarity_of
-    from pipelines.training.text_words import TextParser, TextWords
+    from pipelines.text.sentences import splitter
+    from pipelines.training.text_words import TextParser, TextWords, lines_of
 
     plan = find_plan(folder) or Plan()
     check_parser(plan, str(folder), parser, training=False)
@@ -168,7 +173,14 @@ def text_words(model: str, folder: Path, parser: str, device: str, store: Store)
     if "idf" in needed:
         with store.load(trained_idf(model, plan, store, is_needed=True), kind="idf") as table:
             idf = rarity_of(str(table.path))
-    return TextWords(TextParser(parser, device) if any(need in SYNTAX for need in needed) else None, idf)
+    if not needed:
+        return TextWords()
+    with suppress(ArtifactMissing), store.load(model, kind="model", verify=False) as trained:
+        if (data := training_data(trained, store)) is not None:
+            sentences = data.manifest["config"].get("sentences") or sentences
+    split_all = splitter("rules" if sentences == "auto" else sentences)
+    split = lines_of if sentences == "line" else lambda text: split_all([text])[0]
+    return TextWords(TextParser(parser, device, split) if any(need in SYNTAX for need in needed) else None, idf, split)
 
 
 def check_split(data: Artifact, split: str) -> None:

@@ -30,6 +30,10 @@ BYTES = 256
 NUMBER = r"(?<![\w.])[-+]?[0-9]+([.,][0-9]+)*(?![\w])"
 """A number, as a word of its own."""
 
+WORD = r"(?i)\w+?(?=n['’]t\b)|n['’]t\b|['’](?:s|m|d|re|ve|ll)\b|\w+|\.{2,}|[^\w\s]"
+"""A word of a tokenizer of whole words, as treebanks of English divide them: *do n't*, *it 's*, every mark of punctuation by
+itself, and dots of an ellipsis together."""
+
 
 class Config(stage.Config):
     """The kind and size of the tokenizer."""
@@ -81,6 +85,9 @@ def check_size(config: Config, references: Mapping[str, Any]) -> None:
 def _prepare(opening: Opening[Config]) -> None:
     if opening.config.kind == "wordpiece":
         # since version 2 the same text gives the same vocabulary
+        opening.stage = replace(STAGE, version=2)
+    if opening.config.kind == "word":
+        # version 1 divided words at apostrophes, and took a run of marks for one word
         opening.stage = replace(STAGE, version=2)
 
 
@@ -165,7 +172,7 @@ def train(texts: Callable[[], Iterator[list[str]]], config: Config) -> Any:
         words, decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     else:
         model, trainer = models.WordLevel(unk_token=unknown), trainers.WordLevelTrainer(**frequency, **common)
-        words, decoder = pre_tokenizers.Whitespace(), None
+        words, decoder = pre_tokenizers.Split(Regex(WORD), "removed", invert=True), None
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = words
     if decoder is not None:

@@ -1,12 +1,14 @@
 """The words of texts that belong to no corpus, and the features of them that plans read.
 
-Rules find the words, or a parser.  The features are those that ``guide build-masks`` writes for the same text in a corpus.
+Rules find the words, or a parser.  The features are those that ``guide build-masks`` writes for the same text in a corpus that was
+split into sentences alike.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -15,13 +17,25 @@ from torch import Tensor
 from guidance.errors import InputError
 from guidance.statistics.texts import Word, word_features
 from guidance.statistics.words import word_spans
+from pipelines.text.blocks import Span
 from pipelines.text.parsers import MODELS, MOST_WORDS, NAMES, SYNTAX, stop_words
 from pipelines.text.parsing import Device
 from pipelines.text.sentence_rules import split_sentences
 
+Split = Callable[[str], list[Span]]
+"""Where the sentences of a text begin and end."""
+
+
+def lines_of(text: str) -> list[Span]:
+    """The lines of a text as its sentences, without white space at their ends; empty lines are none."""
+    return [match.span() for match in re.finditer(r"\S(?:[^\r\n]*\S)?", text)]
+
 
 class TextParser:
-    """Parses texts.  The rules of ``guide build-corpus`` say where their sentences end.
+    """Parses texts.
+
+    Args:
+        split: where sentences end; by default the rules of ``guide build-corpus`` say so.
 
     Attributes:
         stop_words: of the parser's language; None if they are not known.
@@ -31,7 +45,8 @@ class TextParser:
         MachineError: the library or the model is not installed.
     """
 
-    def __init__(self, name: str, device: Device = "auto") -> None:
+    def __init__(self, name: str, device: Device = "auto", split: Split = split_sentences) -> None:
+        self._split = split
         kind, _, rest = name.partition(":")
         if kind not in MODELS or not rest:
             unknown = f"{name} has the trees of a corpus, and parses no other text"
@@ -42,7 +57,7 @@ class TextParser:
 
     def words(self, text: str) -> list[Word]:
         """The words of a text.  A sentence without a tree, because it is too long or cannot be parsed, is split by rules."""
-        spans, words = split_sentences(text), list[Word]()
+        spans, words = self._split(text), list[Word]()
         trees = self._model([text[start:end] for start, end in spans])
         for sentence, ((start, end), tree) in enumerate(zip(spans, trees, strict=True)):
             first = len(words)
@@ -55,9 +70,9 @@ class TextParser:
         return words
 
 
-def words_of(text: str) -> list[Word]:
+def words_of(text: str, split: Split = split_sentences) -> list[Word]:
     """The words of a text by rules, each with the number of its sentence."""
-    starts = [start for start, _ in split_sentences(text)]
+    starts = [start for start, _ in split(text)]
     return [Word(a, b, sentence=max(bisect.bisect_right(starts, a) - 1, 0)) for a, b in word_spans(text)]
 
 
@@ -70,10 +85,16 @@ class TextWords:
     Args:
         parser: for syntax; None for the words that rules find.
         idf: how rare a lowercased word is; see `guidance.word_features`.
+        split: where sentences end, without a parser.
     """
 
-    def __init__(self, parser: TextParser | None = None, idf: Mapping[str, float] | None = None) -> None:
-        self._parser, self._idf = parser, idf
+    def __init__(
+        self,
+        parser: TextParser | None = None,
+        idf: Mapping[str, float] | None = None,
+        split: Split = split_sentences,
+    ) -> None:
+        self._parser, self._idf, self._split = parser, idf, split
         self._stop_words = None if parser is None else parser.stop_words
         found = {
             "word": True,
@@ -86,6 +107,6 @@ class TextWords:
 
     def features(self, encoding: Any, text: str) -> dict[str, Tensor]:
         """The features of a text, by name, each (1, T); the encoding is of this text alone, by a fast tokenizer."""
-        words = words_of(text) if self._parser is None else self._parser.words(text)
+        words = words_of(text, self._split) if self._parser is None else self._parser.words(text)
         known: Any = {"idf": self._idf, "stop_words": self._stop_words, "parsed": self._parser is not None}
         return word_features(encoding, text, [words], **known)

@@ -19,7 +19,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import BertConfig, BertForMaskedLM, MarianConfig, MarianMTModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BatchEncoding,
+    BertConfig,
+    BertForMaskedLM,
+    MarianConfig,
+    MarianMTModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import guidance
 from guidance.errors import InputError
@@ -28,6 +36,7 @@ from guidance.plan import Plan
 from pipelines.stages import dataset, dependencies, evaluate, idf, masks, missing, pretrain, sequences, tokenizer
 from pipelines.storage.store import Store
 from pipelines.training.live_text import Filler, Translator, read_lines
+from pipelines.training.text_words import TextWords, lines_of
 from tests import trainings
 from tests.shared import shared
 from tests.trainings import one_thread  # noqa: F401
@@ -138,6 +147,13 @@ def test_a_plan_that_reads_trees_and_idf_finds_them_in_each_line(
     for name in ("head", "idf"):
         lists = [row[: len(own)] for row, own in zip(columns[name].tolist(), known[name], strict=True)]
         assert lists == known[name] and len({*itertools.chain(*lists)}) > 2
+    two = Translator(folder, **SEARCH, words=words).read(["Ba be bo. Bu bi ba."]).columns["segment"]
+    assert {*two[0].tolist()} - {-1} == {0}, "a line of parallel text is a sentence, whatever stands in it"
+    prose = TextWords(idf={"ba": 1.0})
+    encoding = Translator(folder, **SEARCH, words=words).tokenizer.encode("Ba be bo. Bu bi ba.")
+    split = prose.features(BatchEncoding(encoding=[encoding]), "Ba be bo. Bu bi ba.")["segment"]
+    assert {*split[0].tolist()} >= {0, 1}, "rules would find two"
+    assert lines_of("  a b \n\n c. d\r\ne ") == [(2, 5), (9, 13), (15, 16)]
     without = Translator(folder, **SEARCH, words=words).read(["ba " * 600]).columns
     assert set(without["head"][0].tolist()) == {-1}, "a sentence that is too long has no tree"
 

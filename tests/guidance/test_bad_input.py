@@ -138,10 +138,16 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
             "sentence": {"sentence": "head"},
         }.items()
     },
-    "attacks that differ in hold_steps": (
-        (guide("adversary", "", 0, schedule="linear"), guide("random_mask", "", 1, schedule="linear", hold_steps=3)),
-        *(None, "bert", r"guides 1, 2 share one adversarial pass", "same weight"),
-    ),
+    **{
+        f"attacks that differ in {key}": (
+            (
+                guide("adversary", "", 0, schedule="linear"),
+                guide("random_mask", "", 1, schedule="linear", **{key: value}),
+            ),
+            *(None, "bert", r"guides 1, 2 share one adversarial pass", "same weight"),
+        )
+        for key, value in {"hold_steps": 3, "until": 0.5}.items()
+    },
     "a pattern of one sequence in cross-attention": (
         (guide("mask", "window", 0, stack="decoder", attention="cross"),),
         *(None, "bart", r"guide 1 \(window\): the pattern 'window' relates tokens of one sequence", "first"),

@@ -63,6 +63,28 @@ def test_lowercase_lowercases_the_text(store: Store) -> None:
     assert opened.encode("THE Fox", add_special_tokens=False).tokens == ["the", "fox"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("They do n't like it ... really ?!", "they do n't like it ... really ? !"),
+        ("I can't, DON'T; it's Ann's dogs' they’ll", "i ca n't , do n't ; it 's ann 's dogs ' they ’ll"),
+        ('(He said.) "Why?" mother-in-law', '( he said . ) " why ? " mother - in - law'),
+        ("हिन्दी café 'n' o'clock", "हिन्दी café ' n ' o ' clock"),
+    ],
+)
+def test_whole_words_are_those_of_treebanks(text: str, words: str, store: Store) -> None:
+    from tokenizers import Tokenizer
+
+    corpus = make_corpus(store, f"{text}\n")
+    config = tokenizer.Config(kind="word", lowercase=True, vocab_size=100, min_frequency=1)
+    made = tokenizer.run(corpus.reference, config, store=store).artifact
+    assert made.manifest["stage_version"] == 2
+    opened = Tokenizer.from_file(str(made.path / "tokenizer.json"))
+    encoding = opened.encode(text, add_special_tokens=False)
+    assert encoding.tokens == words.split()
+    assert [text[a:b].lower() for a, b in encoding.offsets] == encoding.tokens
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [-1, 0, 4, 5])
 def test_a_vocabulary_too_small_for_special_tokens_is_refused(kind: str, size: int, store: Store) -> None:
@@ -126,10 +148,10 @@ def test_training_again_gives_the_same_bytes(kind: str, store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_wordpieces_of_an_older_version_are_not_up_to_date(kind: str, store: Store) -> None:
+def test_only_wordpieces_and_words_of_an_older_version_are_not_up_to_date(kind: str, store: Store) -> None:
     text = make_corpus(store, TEXT)
     made = tokenizer.run(text.reference, tokenizer.Config(kind=kind, vocab_size=300), store=store).artifact
-    assert made.manifest["stage_version"] == (2 if kind == "wordpiece" else 1)
+    assert made.manifest["stage_version"] == (2 if kind in ("wordpiece", "word") else 1)
 
 
 def test_artifacts_of_other_kinds_are_refused(store: Store) -> None:

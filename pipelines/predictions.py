@@ -104,7 +104,7 @@ def predict(
             hint="guide finetune DATASET --init MODEL; `guide fill` and `guide translate` put other models to work",
         )
     plan = find_plan(folder) or Plan()
-    missing.check_parser(plan, str(folder), config.parser, training=False)
+    missing.check_parser_of_trained(plan, model, config.parser, store)
     length = missing.longest(model, config.sequence_length, store)
     idf = missing.trained_idf(model, plan, store, is_needed=True)
     if task.shape == "summaries" and config.summary_sentences is None:

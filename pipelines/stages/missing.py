@@ -6,6 +6,7 @@ What is missing is made by the stages that a user would run by hand, as artifact
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +17,7 @@ from pipelines.progress import Progress, log
 from pipelines.stages import dependencies, idf, masks, sequences
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import where_known
-from pipelines.storage.manifest import MANIFEST, ArtifactMissing
+from pipelines.storage.manifest import MANIFEST, ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.text.parsers import SYNTAX
 from pipelines.training.plan_inputs import features
@@ -75,14 +76,27 @@ def build_sequences(
     return store.load(made.reference, kind="sequences")
 
 
-def check_parser(plan: Plan, source: str, parser: str, *, training: bool = True) -> None:
-    """Raises PlanError when a plan reads syntax, and there is no parser; ``source`` names the plan in the message."""
-    syntax = [need for need in features(plan, training=training) if need in SYNTAX]
+def check_parser(plan: Plan, source: str, parser: str) -> None:
+    """Raises PlanError when a plan to train with reads syntax, and there is no parser; ``source`` names the plan in the message."""
+    _check_parser(features(plan), source, parser, "--parser spacy:en_core_web_sm, or stanza:LANG")
+
+
+def check_parser_of_trained(plan: Plan, model: str, parser: str, store: Store) -> None:
+    """The same for the plan of a trained model, a reference or a folder; the message names the parser that it learned with."""
+    with suppress(ArtifactMissing, ArtifactMismatch), ExitStack() as opened:
+        known = opened.enter_context(store.load(model, kind="model", verify=False))
+        for role in ("masks", "deps"):
+            known = opened.enter_context(store.load_input(known, role, verify=False))
+        learned = str(known.manifest["config"]["parser"])
+        hint = f"--parser {shlex.quote(learned)}, with which it was trained"
+        _check_parser(features(plan, training=False), model, parser, hint)
+    _check_parser(features(plan, training=False), model, parser, "--parser spacy:en_core_web_sm, or stanza:LANG")
+
+
+def _check_parser(needed: Sequence[str], source: str, parser: str, hint: str) -> None:
+    syntax = [need for need in needed if need in SYNTAX]
     if syntax and not parser:
-        raise PlanError(
-            f"{source}: it needs the features {', '.join(syntax)}, which a parser finds",
-            hint="--parser spacy:en_core_web_sm, or stanza:LANG",
-        )
+        raise PlanError(f"{source}: it needs the features {', '.join(syntax)}, which a parser finds", hint=hint)
 
 
 def build_masks(
@@ -108,7 +122,7 @@ def build_masks(
     needed = [need for need in features(plan, training=training) if need != "segment"]
     if not needed:
         return []
-    check_parser(plan, source, parser, training=training)
+    _check_parser(features(plan, training=training), source, parser, "--parser spacy:en_core_web_sm, or stanza:LANG")
     tables: dict[str, str] = {}
     if "idf" in needed and known_idf:
         tables["idf"] = known_idf
@@ -137,7 +151,7 @@ def read_by(
 
     plan = find_plan(folder) or Plan()
     if not config.masks:
-        check_parser(plan, str(folder), config.parser, training=False)
+        check_parser_of_trained(plan, model, config.parser, store)
     made = build_sequences(dataset, str(folder), longest(model, config.sequence_length, store), store, progress)
     if config.masks:
         return made, config
@@ -167,7 +181,7 @@ def text_words(
     from pipelines.training.text_words import TextParser, TextWords, lines_of
 
     plan = find_plan(folder) or Plan()
-    check_parser(plan, str(folder), parser, training=False)
+    check_parser_of_trained(plan, model, parser, store)
     needed = features(plan, training=False)
     idf = None
     if "idf" in needed:

@@ -5,6 +5,7 @@ Reads sequences@1.  Writes model@1; see `pipelines.training.run`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
@@ -12,6 +13,7 @@ from pydantic import model_validator
 from pipelines.engine.declaration import Command, Opening
 from pipelines.inputs import Sequences
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.config import TrainingConfig
 from pipelines.training.objective import Objective
@@ -57,7 +59,10 @@ def _next(made: Artifact, store: Store) -> tuple[str, ...]:
     masks = made.manifest["inputs"].get("masks")
     needed = f" --masks {store.name_of('masks', masks['recipe'])}" if masks else ""
     is_translator = made.manifest["config"]["objective"] == "translation"
-    evaluate = (f"guide evaluate {{}} {{sequences}}{needed}",) if is_translator else ()
+    split = ""
+    with suppress(ArtifactMissing), store.load_input(made, "sequences", verify=False) as data:
+        split = "" if data.files.get("test.parquet", {}).get("rows") else " --split valid"
+    evaluate = (f"guide evaluate {{}} {{sequences}}{needed}{split}",) if is_translator else ()
     compare = ("guide compare {model} {}",) if is_guided(made.manifest) else ()
     return (*evaluate, *compare, "guide show {}")
 

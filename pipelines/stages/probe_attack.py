@@ -281,7 +281,12 @@ def _picture(clean: Any, attacked: Any, labels: list[str], config: Config, model
 def _table(artifact: Artifact, config: Config) -> Table:
     names = ("masked", "entropy", "entropy_attacked", "highest", "highest_attacked", "special", "special_attacked")
     rows = [(str(row["layer"]), *shares(row, names)) for row in artifact.counts["by_layer"]]
-    return Table(("layer", "masked", "entropy", "attacked", "highest", "attacked", "special", "attacked"), rows)
+    titles = ("masked", *(f"{name}, {when}" for name in FIGURES for when in ("clean", "attacked")))
+    notes = (
+        "masked: share of query-key pairs that the attack hides; entropy: of the most that rows can have; highest: attention on the key "
+        "with the most; special: attention on special tokens; means over rows and heads",
+    )
+    return Table(("layer", *titles), rows, notes)
 
 
 STAGE = probe(

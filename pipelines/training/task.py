@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from pipelines.training.batches import Examples
     from pipelines.training.learner import Setup
 
+SPARSITY_ROWS = 32
+"""How many examples the `sparsity` of a plan is counted on."""
+
 UNKNOWN = -100
 """The target of an example without a true answer, or with one that the model cannot give."""
 

@@ -10,6 +10,7 @@ from guidance.errors import GuideError
 from pipelines.engine.declaration import Table
 from pipelines.stages import find
 from pipelines.storage.artifacts import Artifact
+from pipelines.training.task import SPARSITY_ROWS
 from pipelines.training.tasks import TASKS
 from pipelines.views.search_tables import search_tables
 
@@ -42,7 +43,13 @@ def metric_tables(counts: Mapping[str, Any]) -> list[Table]:
     unit = "nats per token" if counts["task"] == "causal-lm" else "nats per masked token"
     rows += [(f"floor: {name}", _number(value), unit) for name, value in counts.get("floors", {}).items()]
     if "sparsity" in counts:
-        rows.append(("sparsity", _number(counts["sparsity"]), "share of query-key pairs that the heads cannot use"))
+        rows.append(
+            (
+                "sparsity",
+                _number(counts["sparsity"]),
+                f"share of query-key pairs that the heads cannot use, in the first {SPARSITY_ROWS} examples",
+            )
+        )
     metrics = Table(("metric", "value", "how it is computed"), rows)
     classes = counts.get("classes", {})
     if not 0 < len(classes) <= MOST_CLASSES:

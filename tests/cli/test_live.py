@@ -133,6 +133,7 @@ def test_a_plan_that_reads_trees_and_idf_finds_them_in_each_line(
     assert said.out.splitlines() == rows["hypothesis"]
     said = guide(*call)
     assert said.code == 2 and "it needs the features head, which a parser finds" in said.err, said.err
+    assert f"--parser {parser}, with which it was trained" in said.err
     for wrong, message in (
         ("conllu:x", "parses no other text"),
         ("udpipe:en", "unknown parser"),

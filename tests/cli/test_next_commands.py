@@ -108,7 +108,12 @@ def test_parallel_text_is_packed_in_pairs(guide: Guide, text: Path) -> None:
     made = guide("build-dataset", "--train", text, "--train-pair", text, "--name", "pairs")
     tokenizer = guide(*after(made), "--vocab-size", "300", "--name", "bpe")
     assert after(tokenizer) == ["build-sequences", "pairs@1", "bpe@1", "--packing", "pairs"]
-    assert after(guide(*after(tokenizer)))[2:] == ["--objective", "translation"]
+    made = guide(*after(tokenizer))
+    assert after(made)[2:] == ["--objective", "translation"]
+    trained = guide(*after(made), *SHORT, "--name", "translator")
+    evaluate = [line.removeprefix("next: guide ") for line in trained.err.splitlines() if "guide evaluate" in line]
+    assert len(evaluate) == 1 and "--split valid" in evaluate[0], "there is no test split"
+    assert guide(*shlex.split(evaluate[0]), "--beams", "1").code == 0
 
 
 def test_build_sequences_says_how_many_sequences_and_tokens_it_made_also_when_they_are_there_already(guide):

@@ -25,7 +25,7 @@ from pipelines.training.metrics_files import write_metrics
 from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import read_tokenizer
 from pipelines.training.plan_inputs import features
-from pipelines.training.task import Prediction, Task
+from pipelines.training.task import SPARSITY_ROWS, Prediction, Task
 
 MOST_PARTS = 50
 """Slices are left out if there would be more, as there are with a file for each example."""
@@ -196,10 +196,6 @@ def sentences_of(run: Any) -> list[list[int]]:
     with run.inputs["sequences"].open(f"{run.config.split}.parquet") as raw:
         sentences: list[list[int]] = open_parquet(raw).read(columns=["sentences"])["sentences"].to_pylist()
     return sentences
-
-
-SPARSITY_ROWS = 32
-"""How many sequences `sparsity` looks at."""
 
 
 def sparsity(run: Run, model: Any, handle: Handle, task: Task) -> dict[str, float]:

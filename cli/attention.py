@@ -54,6 +54,10 @@ def attention_command(
         Option("--sinks", help="Also list the patterns where heads rest: first, sink, delimiter, separator, self."),
     ] = False,
     only_ascii: Ascii = False,
+    parser: Annotated[
+        str,
+        Option(help="A parser, as in `guide build-deps --parser`: for patterns of syntax, and for plans that read it."),
+    ] = "",
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Option(help="Device to compute on; auto takes a GPU if there is one.")
     ] = "auto",
@@ -61,7 +65,7 @@ def attention_command(
     """Show where the heads of a model look on one text, and which patterns each of them follows most.
 
     "next 62 % (12 ×)" means: 62 % of the attention of a head is on the next token, 12 times as much as uniform attention has there.
-    Words and sentences are found by rules, so patterns of syntax are not among them.  Patterns where heads rest that do nothing else,
+    Words and sentences are found by rules, so patterns of syntax are not among them without a --parser.  Patterns where heads rest that do nothing else,
     such as the first token, are left out, unless --sinks is given.  Pictures are at most seven inches wide; where maps are too small
     for their tokens, choose a --layer, or a --layer and a --head.  A text is cut after 512 tokens, or after as many as the model reads.
     Special tokens such as [MASK] are read as the characters that they are written with.
@@ -85,11 +89,13 @@ def attention_command(
         raise InputError("the text is empty", hint='for example: --text "The dog saw the man, and it barked."')
     from pipelines.probing import one_text
     from pipelines.probing.heads import no_such_head
+    from pipelines.stages.missing import text_words
     from pipelines.storage.files import write_file
     from pipelines.training.opening import find_folder
 
     folder = find_folder(model, session.store)
-    looked = one_text.look(folder, text, device=device)
+    words = text_words(model, folder, parser, device, session.store, parses=True)
+    looked = one_text.look(folder, text, device=device, words=words)
     if looked.cut:
         tell(f"warning: the text was cut after {len(looked.labels)} tokens")
     chosen = [one for one in looked.heads if layer in (None, one.layer) and head in (None, one.head)]

@@ -17,9 +17,7 @@ from pipelines.probing.heads import no_such_head
 from pipelines.probing.patterns import measurable
 from pipelines.probing.sequences import token_labels
 from pipelines.probing.watched import WatchedModel
-
-WORD_FEATURES = ("word", "segment")
-"""What the rules find in a bare text."""
+from pipelines.training.text_words import TextWords
 
 BARELY = 0.9
 """A pattern that covers so much of what every token may look at tells nothing of a head."""
@@ -68,7 +66,13 @@ class TextAttention:
 
 
 def look(
-    folder: Path, text: str, *, length: int = 512, device: str = "auto", random_seed: int | None = None
+    folder: Path,
+    text: str,
+    *,
+    length: int = 512,
+    device: str = "auto",
+    random_seed: int | None = None,
+    words: TextWords | None = None,
 ) -> TextAttention:
     """The attention of a model on a text.
 
@@ -76,6 +80,7 @@ def look(
         length: how many tokens are read at most.
         random_seed: of random weights for a model of the same shape without a plan; None for the model itself with its plan at
             work.
+        words: finds the words of the text, and what the plan and patterns read of them; by default rules do.
 
     Raises:
         InputError: the text is empty, or the model an encoder-decoder.
@@ -83,14 +88,15 @@ def look(
     """
     if not text.strip():
         raise InputError("the text is empty", hint='for example: --text "The dog saw the man, and it barked."')
-    model = WatchedModel(folder, length=length, device=device, random_seed=random_seed)
-    model.needed = tuple(dict.fromkeys((*model.needed, *WORD_FEATURES)))
+    words = words or TextWords()
+    model = WatchedModel(folder, length=length, device=device, random_seed=random_seed, words=words)
+    model.needed = tuple(dict.fromkeys((*model.needed, *words.names)))
     batch = model.read([text])
     ids_BT, valid_BT = batch.inputs["input_ids"], batch.inputs["attention_mask"].bool()
     wrapped = model.wrapped_tokenizer()
     columns = {**Vocabulary.from_tokenizer(wrapped).columns(ids_BT), **batch.columns}
     tokens = Tokens(ids_BT, valid_BT, columns, {})
-    patterns, _ = measurable([], WORD_FEATURES)
+    patterns, _ = measurable([], words.names)
     wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
     even = uniform(wanted, valid_BT, is_causal=model.is_causal)[0].tolist()
     most = float(highest_entropy(valid_BT, is_causal=model.is_causal))

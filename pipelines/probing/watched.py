@@ -18,6 +18,7 @@ from pipelines.engine.stage import Run
 from pipelines.training.learner import folder_of
 from pipelines.training.live_text import LiveModel
 from pipelines.training.opening import watched
+from pipelines.training.text_words import TextWords
 
 Seen = TypeVar("Seen")
 
@@ -49,12 +50,21 @@ class WatchedModel(LiveModel):
     Args:
         length: of texts, in tokens; longer ones are cut.
         random_seed: of random weights, which show what its shape alone can do; None for its own.
+        words: finds the words that its plan reads; by default rules do.
     """
 
     takes_masks = "probes of sequences, such as `guide probe relevance`, read"
 
-    def __init__(self, folder: Path, *, length: int, device: str = "auto", random_seed: int | None = None) -> None:
-        super().__init__(folder, device, random_seed)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        length: int,
+        device: str = "auto",
+        random_seed: int | None = None,
+        words: TextWords | None = None,
+    ) -> None:
+        super().__init__(folder, device, random_seed, words=words)
         self.handle = watched(self.handle, folder)
         self.is_causal = stack_of_inputs(site for own in self.handle.sites.values() for site in own) == "decoder"
         self.tokenizer.enable_truncation(min(length, self.longest or length))

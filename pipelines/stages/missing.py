@@ -163,14 +163,21 @@ def read_by(
 
 
 def text_words(
-    model: str, folder: Path, parser: str, device: str, store: Store, *, sentences: str = "rules"
+    model: str,
+    folder: Path,
+    parser: str,
+    device: str,
+    store: Store,
+    *,
+    sentences: str = "rules",
+    parses: bool = False,
 ) -> TextWords:
     """What finds the words of texts that come one by one, as the plan of a trained model reads them.  Raises PlanError if the plan
     reads syntax, and there is no parser; InputError if the parser cannot be opened, or the idf that the model learned with is gone.
 
     Args:
         model: its reference or folder; folder: that of its files.
-        parser: see `pipelines.training.text_words.TextParser`; opened only if the plan reads syntax.
+        parser: see `pipelines.training.text_words.TextParser`; opened only if the plan reads syntax, or if ``parses`` says so.
         sentences: how texts are split into sentences, as in ``guide build-corpus --sentences``, if the text that the model was
             trained on is gone and does not say it.
     """
@@ -187,14 +194,15 @@ def text_words(
     if "idf" in needed:
         with store.load(trained_idf(model, plan, store, is_needed=True), kind="idf") as table:
             idf = rarity_of(str(table.path))
-    if not needed:
+    if not needed and not (parser and parses):
         return TextWords()
     with suppress(ArtifactMissing), store.load(model, kind="model", verify=False) as trained:
         if (data := training_data(trained, store)) is not None:
             sentences = data.manifest["config"].get("sentences") or sentences
     split_all = splitter("rules" if sentences == "auto" else sentences)
     split = lines_of if sentences == "line" else lambda text: split_all([text])[0]
-    return TextWords(TextParser(parser, device, split) if any(need in SYNTAX for need in needed) else None, idf, split)
+    is_parsed = bool(parser) and (parses or any(need in SYNTAX for need in needed))
+    return TextWords(TextParser(parser, device, split) if is_parsed else None, idf, split)
 
 
 def check_split(data: Artifact, split: str) -> None:

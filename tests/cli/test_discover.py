@@ -19,9 +19,13 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+import guidance
+from guidance.guide import Guide
+from guidance.plan import Plan
 from pipelines.probing.one_text import look
 from pipelines.probing.sequences import token_labels
 from tests.pipelines.stages.test_probes import matching, saved, written
+from tests.shared import shared
 
 TEXT = "anna saw anna . the dog saw the man ."
 
@@ -47,6 +51,28 @@ def test_attention_names_the_patterns_that_heads_come_close_to(guide: Callable[.
     both = guide("attention", folder, "--text", TEXT, "--layer", 0, "--head", 5, "--ascii", "--sinks")
     title, listed, *drawn = both.out.splitlines()
     assert title.startswith("HEAD") and listed == line and drawn == ["", *done.out.splitlines()]
+
+
+def test_attention_with_a_parser_names_patterns_of_syntax_and_opens_plans_that_read_it(
+    guide: Callable[..., Any], folder: str, tmp_path: Path
+) -> None:
+    parser = f"spacy:{shared('models/spacy-en_ud_ewt_sm')}"
+    call = ("attention", folder, "--text", TEXT, "--json")
+
+    def names(*flags: object) -> set[str]:
+        done = guide(*call, *flags)
+        assert done.code == 0, done.err
+        return {each["pattern"] for head in json.loads(done.out)["heads"] for each in head["closest"]}
+
+    assert "dependency" in names("--parser", parser) and "dependency" not in names()
+    model = matching(2, 6)
+    plan = Plan((Guide("dependency", "mask", layers=(0,), heads=(0,)),))
+    guidance.save(guidance.install(model, plan), folder)
+    done = guide(*call)
+    assert done.code == 2 and "it needs the features head, which a parser finds" in done.err
+    told = json.loads(guide(*call, "--parser", parser).out)
+    shares = {each["pattern"]: each["share"] for each in told["heads"][0]["closest"]}
+    assert shares["dependency"] == pytest.approx(1, abs=1e-5), "the head sees nothing else"
 
 
 def test_attention_is_that_of_the_model_as_json_and_pictures(

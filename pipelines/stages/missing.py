@@ -6,7 +6,6 @@ What is missing is made by the stages that a user would run by hand, as artifact
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -76,27 +75,39 @@ def build_sequences(
     return store.load(made.reference, kind="sequences")
 
 
-def check_parser(plan: Plan, source: str, parser: str) -> None:
-    """Raises PlanError when a plan to train with reads syntax, and there is no parser; ``source`` names the plan in the message."""
-    _check_parser(features(plan), source, parser, "--parser spacy:en_core_web_sm, or stanza:LANG")
+def check_parser(plan: Plan, source: str, parser: str, *, training: bool = True, learned: str = "") -> None:
+    """Raises PlanError if a plan reads syntax, and no parser is given.
+
+    Args:
+        source: what the message calls the plan.
+        training: whether the losses of the plan are computed; else only what acts at inference reads anything.
+        learned: the parser with which the model was trained, for the hint.
+    """
+    syntax = [need for need in features(plan, training=training) if need in SYNTAX]
+    if syntax and not parser:
+        known = (
+            f"{shlex.quote(learned)}, with which it was trained" if learned else "spacy:en_core_web_sm, or stanza:LANG"
+        )
+        raise PlanError(
+            f"{source}: it needs the features {', '.join(syntax)}, which a parser finds", hint=f"--parser {known}"
+        )
 
 
 def check_parser_of_trained(plan: Plan, model: str, parser: str, store: Store) -> None:
-    """The same for the plan of a trained model, a reference or a folder; the message names the parser that it learned with."""
+    """Raises PlanError if the plan of a trained model, a reference or a folder, reads syntax, and no parser is given."""
+    learned = "" if parser else _trained_parser(model, store)
+    check_parser(plan, model, parser, training=False, learned=learned)
+
+
+def _trained_parser(model: str, store: Store) -> str:
+    """The parser with which a model was trained; empty if nothing tells, or if it was a treebank, which parses no other text."""
     with suppress(ArtifactMissing, ArtifactMismatch), ExitStack() as opened:
         known = opened.enter_context(store.load(model, kind="model", verify=False))
         for role in ("masks", "deps"):
             known = opened.enter_context(store.load_input(known, role, verify=False))
-        learned = str(known.manifest["config"]["parser"])
-        hint = f"--parser {shlex.quote(learned)}, with which it was trained"
-        _check_parser(features(plan, training=False), model, parser, hint)
-    _check_parser(features(plan, training=False), model, parser, "--parser spacy:en_core_web_sm, or stanza:LANG")
-
-
-def _check_parser(needed: Sequence[str], source: str, parser: str, hint: str) -> None:
-    syntax = [need for need in needed if need in SYNTAX]
-    if syntax and not parser:
-        raise PlanError(f"{source}: it needs the features {', '.join(syntax)}, which a parser finds", hint=hint)
+        parser = str(known.manifest["config"]["parser"])
+        return "" if parser.startswith("conllu:") else parser
+    return ""
 
 
 def build_masks(
@@ -122,7 +133,7 @@ def build_masks(
     needed = [need for need in features(plan, training=training) if need != "segment"]
     if not needed:
         return []
-    _check_parser(features(plan, training=training), source, parser, "--parser spacy:en_core_web_sm, or stanza:LANG")
+    check_parser(plan, source, parser, training=training)
     tables: dict[str, str] = {}
     if "idf" in needed and known_idf:
         tables["idf"] = known_idf

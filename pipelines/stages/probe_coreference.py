@@ -142,11 +142,10 @@ def measure(run: Run[Config]) -> Findings:
                 for part in {"", text.stereotype}:
                     own[part].add(torch.tensor([baseline(shown, asked, BASELINES[name])]), asked, half)
     if not counts["questions"]:
+        ways = {"a larger --max-length": may_read_more, "--scope windows": config.scope == "document"}
         raise InputError(
             f"no mention has an antecedent in the first {counts['tokens_read']} tokens",
-            hint=("a larger --max-length, or --scope windows" if may_read_more else "--scope windows")
-            if config.scope == "document"
-            else None,
+            hint=", or ".join(way for way, helps in ways.items() if helps) or None,
         )
     rows = write_heads(
         run,

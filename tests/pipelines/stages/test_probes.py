@@ -253,8 +253,9 @@ def test_documents_are_cut_or_read_in_windows_or_sentences(store: Store, tmp_pat
     windows = counts(scope="windows")
     assert (windows["texts"], windows["cut_off_mentions"], windows["questions"]) == (3, 0, 1)
     assert counts(scope="sentences")["questions"] == 1
-    with pytest.raises(InputError, match="no mention has an antecedent"):
+    with pytest.raises(InputError, match="no mention has an antecedent") as raised:
         counts(scope="sentences", limit=2)
+    assert raised.value.hint == "a larger --max-length"
 
 
 @pytest.mark.parametrize(

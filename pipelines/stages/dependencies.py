@@ -30,7 +30,7 @@ from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS, TREES, Columns, schema_of
 from pipelines.text.conllu import Treebank
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_column
-from pipelines.text.parsers import MODELS, MOST_WORDS
+from pipelines.text.parsers import MODELS, MOST_WORDS, NAMES, kind_meant
 from pipelines.text.sources import expand
 
 WINDOW = 1 << 16
@@ -64,7 +64,7 @@ class Config(executor.Config):
     def _check_parser(cls, value: str) -> str:
         kind, _, rest = value.partition(":")
         if kind not in (*MODELS, "conllu") or not rest:
-            raise ValueError("expected spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE or conllu:FILES")
+            raise ValueError(f"expected {NAMES} or conllu:FILES{kind_meant(value)}")
         return value
 
     def recipe(self) -> dict[str, Any]:

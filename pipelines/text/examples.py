@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from guidance.errors import InputError, counted
+from guidance.errors import InputError, counted, did_you_mean
 from pipelines.engine import stage
 from pipelines.storage.manifest import digest
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Notes, block_of, bounded_lines, paragraphs
@@ -232,7 +232,7 @@ def _numbers(
             else:
                 columns_there = "without a header columns are numbers from 1"
             raise InputError(
-                f"{place}: no column {wanted!r}; {columns_there}",
+                f"{place}: no column {wanted!r}; {columns_there}{did_you_mean(wanted, names or ())}",
                 hint=f"name it with --{role}-column; the delimiter is a comma in .csv and a tab in .tsv",
             )
     return numbers

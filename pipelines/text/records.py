@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from guidance.errors import InputError, counted, reason_of
+from guidance.errors import InputError, counted, did_you_mean, reason_of
 from pipelines.lazy import pa
 from pipelines.storage.files import open_parquet
 from pipelines.text.blocks import Document, Notes, record_blocks
@@ -239,12 +239,13 @@ def _columns(header: Sequence[str], fields: Fields, place: str, texts: Sequence[
         raise InputError(f"{place}: the header repeats columns: {short_list(repeated)}")
     if fields.text not in header:
         raise InputError(
-            f"{place}: no column {fields.text!r}; the header has {short_list(header)}",
+            f"{place}: no column {fields.text!r}; the header has {short_list(header)}{did_you_mean(fields.text, header)}",
             hint=text_hint(texts) + "\nthe delimiter is a comma in .csv and a tab in .tsv",
         )
     if fields.id is not None and fields.id not in header:
         raise InputError(
-            f"{place}: no column {fields.id!r}; the header has {short_list(header)}", hint="name it with --id-field"
+            f"{place}: no column {fields.id!r}; the header has {short_list(header)}{did_you_mean(fields.id, header)}",
+            hint="name it with --id-field",
         )
     key = fields.id or _DEFAULT_ID
     return list(header).index(fields.text), list(header).index(key) if key in header else None

@@ -18,7 +18,7 @@ from guidance.errors import InputError
 from guidance.statistics.texts import Word, word_features
 from guidance.statistics.words import word_spans
 from pipelines.text.blocks import Span
-from pipelines.text.parsers import MODELS, MOST_WORDS, NAMES, SYNTAX, stop_words
+from pipelines.text.parsers import MODELS, MOST_WORDS, NAMES, SYNTAX, kind_meant, stop_words
 from pipelines.text.parsing import Device
 from pipelines.text.sentence_rules import split_sentences
 
@@ -50,7 +50,7 @@ class TextParser:
         kind, _, rest = name.partition(":")
         if kind not in MODELS or not rest:
             unknown = f"{name} has the trees of a corpus, and parses no other text"
-            raise InputError(unknown if kind == "conllu" else f"unknown parser {name!r}", hint=NAMES)
+            raise InputError(unknown if kind == "conllu" else f"unknown parser {name!r}{kind_meant(name)}", hint=NAMES)
         self._model = MODELS[kind][0](rest, device, MOST_WORDS)
         words = stop_words(self._model.language or "xx")
         self.stop_words: AbstractSet[str] | None = None if words is None else frozenset(words)

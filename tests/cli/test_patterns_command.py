@@ -266,7 +266,7 @@ def test_shades_grow_with_the_weight_and_only_zero_looks_empty():
         (["next", "--png", "no/folder.png"], "there is no folder 'no'"),
         (["next", "--png", "picture.jpg"], "for example: --png picture.png"),
         (["next", "--tokenizer", "nothing"], "no artifact 'nothing'"),
-        (["next", "--parser", "treebank"], "unknown parser 'treebank'"),
+        (["next", "--parser", "treebank"], "unknown parser 'treebank'; did you mean spacy:treebank?"),
         (["next", "--parser", "spacy:./nothing"], "no such folder with a spaCy model"),
     ],
 )

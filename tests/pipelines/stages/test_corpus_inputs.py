@@ -176,6 +176,9 @@ CASES = [
     Case("open quote", "a.csv", b'text\nA\n"B\nC\n', error="'a.csv', line 3"),
     Case("ragged", "a.csv", b"id,text\n1,A\n2\n", error="line 3: 1 field, the header has 2"),
     Case("wrong delimiter", "a.csv", b"id;text\n1;A\n", error="no column 'text'"),
+    Case(
+        "a space after a name", "a.csv", b"id,text \n1,A\n", error="the header has 'id', 'text '; did you mean 'text '?"
+    ),
     Case("duplicate header", "a.csv", b"text,text\nA,B\n", error="line 1: the header repeats columns"),
     Case("200 kB field", "a.csv", b'text\n"' + b"ab " * 70_000 + b'"\n', warns="was cut"),
     Case("quoted newline", "a.csv", b'id,text\n1,"A ""b""\nc, d."\n2,E.\n', texts=['A "b" c, d.', "E."]),

@@ -269,6 +269,7 @@ def test_labels_unknown_in_training_are_warned_about_unless_they_are_numbers(sto
 
 BAD: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "column": ("a.tsv", as_tsv(ROWS), {}, r"line 1: no column 'text'; it has 'id', 'first', 'second', 'label'"),
+    "nearly": ("a.tsv", as_tsv(ROWS), {"text_column": "firts"}, r"'label'; did you mean 'first'\?"),
     "number": ("a.tsv", as_tsv(ROWS), {"text_column": "5"}, r"line 1: no column '5'; it has 'id'"),
     "number of 20 digits": (
         "a.tsv",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -485,9 +486,18 @@ def test_the_number_of_torch_threads_is_restored(small: str, store: Store) -> No
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("parser", ["guess", "spacy:", "conllu:", "stanza", "udpipe:x"])
-def test_an_unknown_parser_is_refused(parser: str) -> None:
-    with pytest.raises(ValueError, match="expected spacy:NAME_OR_FOLDER"):
+@pytest.mark.parametrize(
+    ("parser", "meant"),
+    [
+        ("en_core_web_sm", "; did you mean spacy:en_core_web_sm?"),
+        ("om", "; did you mean stanza:om?"),
+        *((name, "") for name in ("", "spacy:", "conllu:", "udpipe:x")),
+    ],
+)
+def test_an_unknown_parser_is_refused(parser: str, meant: str) -> None:
+    with pytest.raises(
+        ValueError, match="expected spacy:NAME_OR_FOLDER.* or conllu:FILES" + re.escape(meant) + " ?\\["
+    ):
         dependencies.Config(parser=parser)
 
 

@@ -78,9 +78,9 @@ def compare_runs(
     tested against those of the baseline with a two-sided paired t-test.
 
     Evaluations of the same examples are compared example by example: accuracies by McNemar's test, BLEU and chrF by
-    approximate randomisation, other metrics by a paired bootstrap with a 95 % interval.  Searches over the same seeds or
-    folds are compared by a paired t-test, which is corrected for folds; those along pre-training also by when they have the
-    last score of the baseline.  With one search alone, the settings that it tested are compared with the first of them.
+    approximate randomisation, other metrics by a paired bootstrap.  Searches over the same seeds or folds are compared by a
+    paired t-test, which is corrected for folds; those along pre-training also by when they have the last score of the
+    baseline.  With one search alone, the settings that it tested are compared with the first of them.
     The last column has p-values corrected for the number of comparisons (Holm).
     """
     from pipelines.storage.files import write_file

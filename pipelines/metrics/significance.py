@@ -3,7 +3,7 @@
 A difference is the second system's figure minus the first one's.  All tests are two-sided.
 
 Sources: Nadeau & Bengio 2003 (folds share training data); Koehn 2004, Efron & Tibshirani 1993 (bootstrap); Noreen 1989,
-Riezler & Maxwell 2005 (approximate randomisation); McNemar 1947; Holm 1979.
+Riezler & Maxwell 2005 (approximate randomisation); McNemar 1947; Agresti & Min 2005 (interval of paired shares); Holm 1979.
 """
 
 from __future__ import annotations
@@ -120,12 +120,17 @@ def unpaired_bootstrap(
     return Difference("unpaired bootstrap", effect, float(low), float(high), (1 + as_far) / (1 + rounds), n + m)
 
 
-def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Difference:
-    """The exact McNemar test of two accuracies: is a change for the better as frequent as one for the worse?  Raises
-    InputError if the systems have different numbers of examples, or none.
+def mcnemar(first: Sequence[bool], second: Sequence[bool], *, confidence: float = 0.95) -> Difference:
+    """The exact McNemar test of two accuracies: is a change for the better as frequent as one for the worse?
+
+    The interval is Wald's after half an example was added to each of the four counts of right and wrong.  It does not come from the
+    test, so beside a p-value near 0.05 it may or may not hold 0.
 
     Args:
         first, second: whether each system is right, example by example.
+
+    Raises:
+        InputError: the systems have different numbers of examples, or none.
     """
     from scipy import stats
 
@@ -136,8 +141,11 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Difference:
     before, after = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
     better, worse = int((after & ~before).sum()), int((before & ~after).sum())
     p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
-    nan = float("nan")
-    return Difference("McNemar's exact test", (better - worse) / len(before), nan, nan, p, len(before))
+    n = len(before) + 2.0
+    middle, changed = (better - worse) / n, (better + worse + 1) / n
+    reach = float(stats.norm.ppf(0.5 + confidence / 2)) * ((changed - middle**2) / n) ** 0.5
+    effect = (better - worse) / len(before)
+    return Difference("McNemar's exact test", effect, middle - reach, middle + reach, p, len(before))
 
 
 def detectable(deviation: float, n: int, *, level: float = 0.05, power: float = 0.8) -> float:

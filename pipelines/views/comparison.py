@@ -338,9 +338,11 @@ def _column(score: str, curves: Sequence[Curve]) -> str:
 
 
 def _shared_step(what: str, series: Mapping[str, Points], notes: list[str]) -> int | None:
-    """The last step that all non-empty series, by the labels of their runs, have; None if there is none.  A note is appended
-    if some series have later ones."""
+    """The last step that all non-empty series, by the labels of their runs, have; None if there is none.  Notes are appended
+    if some series have later ones, and on those that are empty beside others."""
     steps = [{step for step, _ in points} for points in series.values() if points]
+    if steps and (without := [label for label, points in series.items() if not points]):
+        notes.append(f"no {what} in the steps that are compared: {', '.join(without)}")
     shared = max(set.intersection(*steps), default=None) if steps else None
     if steps and shared is None:
         last = (f"step {points[-1][0]:,} of {label}" for label, points in series.items() if points)

@@ -60,7 +60,7 @@ def reached_tables(reached: Sequence[Reached], label: Mapping[str, str] = Mappin
 
 
 def as_json(tested: Tested) -> dict[str, Any]:
-    """A comparison in JSON's types; a number that its test does not give, such as an interval of McNemar's, is null."""
+    """A comparison in JSON's types; a number that its test does not give, such as the interval of a single seed, is null."""
     difference = {
         name: None if isinstance(value, float) and math.isnan(value) else value
         for name, value in vars(tested.difference).items()

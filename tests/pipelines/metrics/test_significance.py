@@ -45,9 +45,23 @@ def test_mcnemar_by_hand() -> None:
     second = [True] * 5 + [False] + [True] * 4
     found = mcnemar(first, second)
     assert (found.effect, found.p, found.n) == (pytest.approx(0.4), pytest.approx(14 / 64), 10)
+    # (5 - 1) / 12, and 1.96 times the root of ((6 + 1) / 12 - (4 / 12)^2) / 12
+    assert (found.low, found.high) == (pytest.approx(1 / 3 - 0.3888, abs=1e-4), pytest.approx(1 / 3 + 0.3888, abs=1e-4))
     assert mcnemar(first, first).p == 1.0
     with pytest.raises(InputError, match="10 examples, the other 9"):
         mcnemar(first, second[1:])
+
+
+@pytest.mark.parametrize("shares", [(0.05, 0.05), (0.02, 0.1), (0.3, 0.1)])
+def test_the_interval_of_two_accuracies_holds_the_true_difference_nineteen_times_of_twenty(
+    shares: tuple[float, float],
+) -> None:
+    worse, better = shares
+    draw = np.random.default_rng(0).random((400, 150))
+    # a draw below the first share is right in the first system alone, one above 1 less the second share in the second alone
+    found = [mcnemar(list(row < 1 - better), list(row >= worse)) for row in draw]
+    held = np.mean([each.low <= better - worse <= each.high for each in found])
+    assert 0.92 < held < 0.98
 
 
 def right(share: float, seed: int) -> np.ndarray:

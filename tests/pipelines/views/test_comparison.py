@@ -184,6 +184,15 @@ def test_validation_losses_are_taken_at_the_last_step_that_all_runs_have() -> No
     assert note.endswith("used: step 6 of often, step 7 of never together")
 
 
+def test_a_run_without_validation_in_the_steps_that_are_compared_is_named() -> None:
+    late = curve([*GUIDED, 0.0, 0.0], "late", valid=((10, 3.0),))
+    found = compare(singles(curve(PLAIN, "plain", valid=((8, 3.0),)), late))
+    assert row(found, 1)["valid"] is None
+    assert "no validation losses in the steps that are compared: late" in found.notes
+    neither = compare(singles(curve(PLAIN, "plain"), curve(GUIDED, "guided")))
+    assert not [note for note in neither.notes if "validation" in note]
+
+
 def test_seeds_give_mean_spread_and_a_paired_test() -> None:
     """Final losses of the pairs differ by -1, -2 and -3, so t = -2 / (1 / √3); with two degrees of freedom its p has a
     closed form."""

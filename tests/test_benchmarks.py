@@ -208,6 +208,8 @@ def test_models_of_a_table_are_measured_on_other_datasets_too(store: Store, tmp_
     labels = [["| A\\*"], ["| turned\\*, models of A"]]
     assert lines == [[*name, label] for name in labels for label in ("plain", "masks")]
     assert page.endswith("may have been trained on these texts.")
+    page = finetuning_page.as_markdown(table, [row | {"lead": 0.25} for row in rows])
+    assert "A: the first sentences of each document have 0.250." in page
 
 
 def test_a_row_of_a_benchmark_is_measured_once_and_not_taken_for_one_of_other_settings(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
         for other in data.also:
             scores = {label: row["also"][other] for label, row in own.items()}
             lines += lines_of(table, f"{other}{mark}, models of {name}", own, scores)
+        if lead := next((row["lead"] for row in own.values() if "lead" in row), None):
+            notes.append(f"{name}: the first sentences of each document have {lead:.3f}.")
         if mark and own and SEEN not in notes:
             notes.append(SEEN)
     titles = ["data", "row", "metric", "runs", "mean", *TESTED, "rates"]

@@ -179,6 +179,7 @@ def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, A
         **about,
         "metric": data.metric,
         "runs": [run[f"test/{data.metric}"] for run in runs],
+        **({"lead": runs[0][lead]} if (lead := f"test/{data.metric}_lead") in runs[0] else {}),
         "valid": [run["valid"] for run in runs],
         "rates": [model.manifest["config"]["learning_rate"] for model in models],
         "steps": [model.counts["steps"] for model in models],

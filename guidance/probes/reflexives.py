@@ -81,7 +81,8 @@ def confusion(attention_HW: Tensor, antecedent: Sequence[int], others: Sequence[
     """How little of its attention to noun phrases a reflexive spends on its antecedent, in bits: from 0, all of it.
 
     The attention of a layer's heads is averaged, summed over the words of each noun phrase, and divided by the sum over all of
-    them; of the share of the antecedent this is the negative logarithm.
+    them; of the share of the antecedent this is the negative logarithm.  A phrase counts for 1e-9 at least, so where none is looked
+    at, because of a mask for example, the result is that of even attention to phrases, and never more than 30 bits.
 
     Source: Lin et al. 2019, section 4.
 
@@ -94,7 +95,7 @@ def confusion(attention_HW: Tensor, antecedent: Sequence[int], others: Sequence[
         tensor(2.)
     """
     mean_W = attention_HW.double().mean(0)
-    true, *rest = (mean_W[list(places)].sum() for places in (antecedent, *others))
+    true, *rest = (mean_W[list(places)].sum().clamp(min=1e-9) for places in (antecedent, *others))
     return -(true / (true + sum(rest))).log2()
 
 

@@ -20,6 +20,7 @@ from guidance.sites import Site
 from pipelines.engine.declaration import Opening
 from pipelines.explorer.worker import Worker
 from pipelines.probing.patterns import lack, read_written
+from pipelines.progress import log
 
 if TYPE_CHECKING:
     from pipelines.probing.sequences import (  # imports transformers, and the page is to be seen at once
@@ -136,7 +137,8 @@ class Side:
             bar = self._worker.progress(f"importance of the heads of {self.name}")
             self._importance = normalised(importance_of(held_out, bar))
             self.task = held_out.task
-        except InputError:
+        except InputError as error:
+            log.info("%s: the importance of heads is not measured: %s", self.name, error.message)
             self._importance = None
         self._worker.show()
 

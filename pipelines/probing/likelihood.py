@@ -163,6 +163,8 @@ class CausalScorer(Scorer):
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
         begin = self.special["cls"]
+        if begin is None:
+            raise InputError(f"{folder}: its tokenizer has no token to begin a text with (bos, cls)")
         name = self.tokenizer.id_to_token(begin)
         self.tokenizer.post_processor = processors.TemplateProcessing(
             single=[name, "$A"], special_tokens=[(name, begin)]

@@ -54,14 +54,14 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
         1000, ge=1, description="Optimizer steps, instead of --epochs; without the flag, --epochs counts."
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of new weights, order and dropout.")
-    warmup_steps: int = Field(0, ge=0, description="Steps of warm-up, instead of --warmup-fraction.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of warm-up; 0 warms up for --warmup-fraction.")
     batch_size: int = Field(32, ge=1, description="Examples per step, over all processes and micro-batches.")
     learning_rate: float = Field(2e-5, gt=0, description="Peak learning rate.")
     warmup_fraction: float = Field(
         0.06,
         ge=0,
         lt=1,
-        description="Share of the steps over which the learning rate rises, unless --warmup-steps is given.",
+        description="Share of the steps over which the learning rate rises, without --warmup-steps.",
     )
     evaluate_every: int = Field(0, ge=0, description="Steps between validations; 0 validates after every epoch.")
     valid_sequences: int = Field(0, ge=0, description="Maximum number of validation examples; 0 for all.")
@@ -131,10 +131,16 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
         settings = super().recipe().items()
         return {name: value for name, value in settings if self.task in OWNERS.get(name, (self.task,))}
 
+    @property
+    def warms_up(self) -> bool:
+        return super().warms_up or self.warmup_fraction > 0
+
     def with_steps(self, steps: int, steps_of_epoch: float) -> Self:
         given = {
             "steps": steps,
-            "warmup_steps": self.warmup_steps or round(self.warmup_fraction * steps),
+            "warmup_steps": self.warmup_steps
+            or round(self.warmup_fraction * steps)
+            or int(self.schedule == "inverse-sqrt"),
             "evaluate_every": self.evaluate_every or max(1, round(steps_of_epoch)),
         }
         return self.model_copy(update=given)

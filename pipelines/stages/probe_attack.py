@@ -9,7 +9,7 @@ Source: Wu et al. 2023, figures 1, 5 and 6; FreeLB and SMART as in `guidance.per
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -181,7 +181,7 @@ class PlanAttack:
         from guidance.patterns.features import is_feature
 
         inputs = self._watched.guide_inputs(batch)
-        seeds_B = torch.tensor([(self._config.seed << 32) + n for n in batch.numbers]) % 2**62
+        seeds_B = torch.tensor(_seeds(self._config.seed, batch.numbers))
         guidance = guide_batch(self._watched.handle, inputs, measuring=False).attack(seeds_B)
         guidance.recorded, guidance.watcher = {}, watcher
         with evaluating(self._watched.model), torch.no_grad():
@@ -238,8 +238,8 @@ class EmbeddingAttack:
         )
 
         held_out, width = self._held_out, self._embeddings.weight.shape[1]
-        valid_BT, first = batch.valid_BT, self._config.seed << 32
-        seeds_B = (torch.tensor(list(batch.numbers), device=valid_BT.device) + first) % 2**62
+        valid_BT = batch.valid_BT
+        seeds_B = torch.tensor(_seeds(self._config.seed, batch.numbers), device=valid_BT.device)
         if self._config.by == "smart":
             clean = held_out.outputs(batch).detach()
             delta = smart_start(seeds_B, valid_BT, width, self._start).requires_grad_(True)
@@ -256,6 +256,11 @@ class EmbeddingAttack:
             (gradient,) = torch.autograd.grad(loss, delta)
             delta = freelb_ascend(delta.detach(), gradient, valid_BT, self._rate)
         return delta
+
+
+def _seeds(seed: int, numbers: Iterable[int]) -> list[int]:
+    """A seed for each example."""
+    return [((seed << 32) + int(number)) % 2**62 for number in numbers]
 
 
 def _by_layer(table: list[dict[str, Any]], masked: Mapping[int, float]) -> list[dict[str, Any]]:

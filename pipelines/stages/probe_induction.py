@@ -113,10 +113,13 @@ def _sequences(model: WatchedModel, config: Config) -> tuple[Tensor, int]:
 
     from guidance.probes.induction import repeated_tokens
 
-    begin, end = [model.special["cls"]], list[int]()
+    begin, end = [] if model.special["cls"] is None else [model.special["cls"]], list[int]()
     if not model.is_causal:
         encoding = model.tokenizer.encode("a")
-        places = [place for place, part in enumerate(encoding.sequence_ids) if part is not None]
+        places = [place for place, part in enumerate(encoding.sequence_ids) if part is not None] or [
+            1,
+            0,
+        ]  # no such letter
         begin, end = encoding.ids[: places[0]], encoding.ids[places[-1] + 1 :]
     around = len(begin) + len(end)
     if model.longest is not None and 2 * config.length + around > model.longest:

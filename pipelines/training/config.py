@@ -145,7 +145,7 @@ class TrainingConfig(ModelConfig):
                 "--steps and --epochs both say how long to train: give one of them (the other may stand in guide.toml, or in "
                 "GUIDE_STEPS or GUIDE_EPOCHS)"
             )
-        if self.schedule == "inverse-sqrt" and not self.warmup_steps:
+        if self.schedule == "inverse-sqrt" and not self.warms_up:
             raise ValueError("--schedule inverse-sqrt falls from the end of warm-up: it needs --warmup-steps")
         if self.batch_tokens and self.bucket:
             raise ValueError("--batch-tokens already makes batches of similar lengths: leave --bucket out")
@@ -160,6 +160,11 @@ class TrainingConfig(ModelConfig):
             steps_of_epoch: the steps of one pass over the training sequences.
         """
         return self.model_copy(update={"steps": steps})
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether the learning rate rises at first."""
+        return self.warmup_steps > 0
 
     @property
     def best(self) -> Best:

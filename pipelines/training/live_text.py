@@ -248,9 +248,8 @@ class Filler(LiveModel):
         NumericalError if a score is not finite."""
         if self.special["mask"] is None:
             raise InputError(f"{self.folder}: its tokenizer has no mask token")
-        if self.mask not in text:
-            for other in MASKS:
-                text = text.replace(other, self.mask)
+        for other in MASKS:
+            text = text.replace(other, self.mask)
         batch = self.read([text])
         if self.cut:
             raise InputError(f"the text is longer than the {self.longest} tokens that the model allows", hint="cut it")

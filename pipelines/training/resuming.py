@@ -20,9 +20,6 @@ from pipelines.training.metrics_log import METRICS_COPY, METRICS_LOG
 RUN_FILE = "run.json"
 """The file in which an unfinished run describes itself: see `note`."""
 
-_OPTIONAL = ("init", "masks", "cooccur", "masking", "scores", "packages")
-"""Inputs that a run may have or lack."""
-
 
 def note(folder: Path, config: Any, inputs: Mapping[str, Any]) -> None:
     """Describe the run of this folder in a file: settings without knobs, and the contents of the inputs by role."""
@@ -39,11 +36,10 @@ def resumed(
         ArtifactMissing: there is no such run.
         InputError: a setting or an input differs and is not in ``allowed``; each is listed with both values.
     """
-    known = {*config.recipe(), *inputs, *_OPTIONAL}
-    unknown = [name for name in allowed if re.sub(r"-\d+$", "", name) not in known]
-    if unknown:
-        raise UnknownName("setting", min(unknown), [*config.recipe(), "sequences", "plan", *_OPTIONAL])
     folder, about = _begun(stage, reference, store)
+    known = {*config.recipe(), *inputs, *about["config"], *about["inputs"]}
+    if unknown := [name for name in allowed if name not in known]:
+        raise UnknownName("setting", min(unknown), sorted(known))
     omitted = {name: type(config).model_fields[name].default for name in config.later}  # a recipe lacks these
     was, now = omitted | about["config"], omitted | config.recipe()
     own = {"continued_from"}

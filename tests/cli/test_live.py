@@ -354,9 +354,10 @@ def test_an_ordinary_folder_fills_in(wordpieces: Path, guide: Callable[..., Any]
         texts = {candidate["token"]: candidate["text"] for candidate in mask}
         assert len(texts) == 4 and "[PAD]" not in texts
         assert {texts.get("cat"), texts.get("##s")} <= {"the cat ran", "thes ran", None}
-    rows = guide("fill", wordpieces, "the [MASK] [MASK]", "--top", 2).out.splitlines()
-    assert rows[0].split() == ["mask", "score", "token", "text"]
-    assert [row.split()[0] for row in rows[1:]] == ["1", "1", "2", "2"]
+    for text in ("the [MASK] [MASK]", "the [MASK] <mask>"):
+        rows = guide("fill", wordpieces, text, "--top", 2).out.splitlines()
+        assert rows[0].split() == ["mask", "score", "token", "text"]
+        assert [row.split()[0] for row in rows[1:]] == ["1", "1", "2", "2"]
 
 
 def test_the_space_before_a_mask_stays(wordpieces: Path) -> None:

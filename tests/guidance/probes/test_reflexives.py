@@ -27,6 +27,9 @@ def test_confusion_is_the_surprise_at_the_share_of_the_antecedent() -> None:
     # on average 0.3 + 0.1 against 0.4
     assert float(confusion(heads, [0, 1], [[3]])) == pytest.approx(1.0)
     assert float(confusion(heads, [0, 1], [])) == 0.0
+    # a mask can keep a layer from the phrases
+    assert float(confusion(torch.tensor([[0.0, 0.0, 1.0]]), [0], [[1]])) == 1.0
+    assert 28 < float(confusion(torch.tensor([[0.0, 1.0]]), [0], [[1]])) < 30
 
 
 def test_distractors_move_the_places() -> None:

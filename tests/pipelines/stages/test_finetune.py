@@ -414,6 +414,13 @@ def test_an_epoch_and_a_share_of_warm_up_are_in_steps(store: Store, data: Artifa
     assert rates[-1] == pytest.approx(1e-2 / 9)
 
 
+def test_a_share_of_warm_up_serves_an_inverse_square_root() -> None:
+    given = finetune.Config(task="classification", schedule="inverse-sqrt")
+    assert [given.with_steps(steps, 1.0).warmup_steps for steps in (1000, 4)] == [60, 1]
+    with pytest.raises(ValueError, match="falls from the end of warm-up"):
+        finetune.Config(task="classification", schedule="inverse-sqrt", warmup_fraction=0)
+
+
 def values(number: int) -> list[dict[str, str]]:
     texts = (f"{'very ' * (i % 5)}good number {i}" for i in range(number))
     return [{"text": text, "label": f"{text.count('very') / 2:.1f}"} for text in texts]

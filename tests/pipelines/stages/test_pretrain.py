@@ -780,7 +780,6 @@ def test_a_run_cannot_be_resumed_to_a_step_that_it_has_passed(store: Store) -> N
         ({"resume": "model/0123", "force": True}, InputError, "--resume continues a run, but --force starts again"),
         ({"resume": "model/*"}, InputError, "a run is named model/ID"),
         ({"resume": "../../etc"}, InputError, "a run is named model/ID"),
-        ({"resume": "model/0123", "allow_change": ["step"]}, UnknownName, "did you mean 'steps'"),
     ],
 )
 def test_runs_that_cannot_be_resumed_are_refused(
@@ -788,6 +787,12 @@ def test_runs_that_cannot_be_resumed_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         trainings.train(store, **options)
+
+
+def test_a_change_of_no_setting_is_not_allowed(stopped: tuple[Store, str]) -> None:
+    store, reference = stopped
+    with pytest.raises(UnknownName, match="did you mean 'steps'"):
+        trainings.train(store, resume=reference, allow_change=["step"])
 
 
 def test_resuming_warns_when_the_result_will_not_be_bit_equal(store: Store, caplog: pytest.LogCaptureFixture) -> None:

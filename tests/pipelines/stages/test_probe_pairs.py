@@ -17,6 +17,8 @@ from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -25,7 +27,7 @@ import guidance
 from guidance.errors import InputError
 from guidance.statistics.ngrams import FLOORS
 from pipelines.probing.likelihood import Scorer
-from pipelines.stages import probe_pairs
+from pipelines.stages import probe_induction, probe_pairs
 from pipelines.storage.store import Store
 from tests import trainings
 from tests.shared import shared
@@ -84,6 +86,24 @@ def test_each_token_is_scored_while_it_is_masked(folder: Path) -> None:
         with torch.no_grad():
             wanted = model(seen).logits[0, place].log_softmax(-1)[ids[place]]
         assert score == pytest.approx(float(wanted), abs=1e-5)
+
+
+def test_a_decoder_needs_a_token_to_begin_texts_with(tmp_path: Path) -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    made = tmp_path / "llama"
+    words = ["<none>", "<stop>", "the", "dog", "dogs", "ran", "."]
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **shape)).save_pretrained(made)
+    backend = Tokenizer(models.WordLevel({name: n for n, name in enumerate(words)}, unk_token="<none>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<stop>", unk_token="<none>").save_pretrained(made)
+    (tmp_path / "own.tsv").write_text("the dog .\tthe dogs .\n")
+    with pytest.raises(InputError, match="its tokenizer has no token to begin a text with"):
+        probe_pairs.run(str(made), [str(tmp_path / "own.tsv")], probe_pairs.Config(), store=Store(tmp_path / "a"))
+    config = probe_induction.Config(sequences=2, length=4)
+    found = probe_induction.run(str(made), config, store=Store(tmp_path / "a")).artifact
+    # the tokens of the second copy stand at places 4 to 7
+    chance = sum(1 / (place + 1) for place in range(4, 8)) / 4
+    assert found.counts["by_chance"]["induction"] == pytest.approx(chance)
 
 
 def test_a_table_of_paradigms_and_ties_are_wrong(folder: Path, tmp_path: Path) -> None:

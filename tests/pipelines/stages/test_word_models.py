@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from guidance.checkpoint import load_model
-from guidance.errors import InputError, PlanError
+from guidance.errors import InputError, Interrupted, PlanError
 from pipelines.probing import one_text
 from pipelines.stages import (
     dataset,
@@ -99,6 +99,25 @@ def test_words_get_their_vectors_and_others_are_drawn(store: Store, data: Artifa
         store, data, architecture="cnn", hidden=None, vectors=str(again), steps=1, epochs=None, learning_rate=1e-30
     )
     assert other.recipe != model.recipe
+
+
+def test_a_run_with_vectors_goes_on_without_them_where_that_is_allowed(
+    store: Store, data: Artifact, tmp_path: Path
+) -> None:
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("film 1 2 3 4 5\n")
+    shape: dict[str, Any] = {"architecture": "cnn", "hidden": 5, "steps": 4, "epochs": None}
+    before = {path.name for path in store.root.glob(".partial/model/*")}
+    with pytest.raises(Interrupted):
+        finetunings.train(store, data, **shape, vectors=str(vectors), max_time=1e-9)
+    (begun,) = (path.name for path in store.root.glob(".partial/model/*") if path.name not in before)
+    resume = {**shape, "resume": f"model/{begun}"}
+    with pytest.raises(InputError) as caught:
+        finetunings.train(store, data, **resume)
+    advised = (caught.value.hint or "").split("--allow-change ")[1:]
+    assert [name.strip() for name in advised] == ["vectors"]
+    made = finetunings.train(store, data, **resume, allow_change=["vectors"])
+    assert made.artifact.counts["steps"] == 4
 
 
 @pytest.mark.parametrize(

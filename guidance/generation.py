@@ -75,7 +75,7 @@ def new_tokens(guided: GuidedModel, batch: Mapping[str, Any], given: Any) -> dic
     """
     handle, features = _PROMPT.get()
     features = features if handle is guided else {}
-    side = "" if guided.stack_of_inputs == "decoder" else "decoder_"
+    side = "" if guided.is_decoder else "decoder_"
     states, found = states_of(batch, side), {**features, **batch}
     if states is None:
         return found

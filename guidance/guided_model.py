@@ -164,6 +164,11 @@ class GuidedModel:
         """The stack that reads ``input_ids``; see `guidance.sites.stack_of_inputs`."""
         return stack_of_inputs(site for sites in self.sites.values() for site in sites)
 
+    @property
+    def is_decoder(self) -> bool:
+        """Whether it has a decoder and no encoder, so that tokens may not look at later ones."""
+        return self.stack_of_inputs == "decoder"
+
     def stack_of(self, guide: Guide) -> str:
         """The stack on which a guide acts; see `guidance.sites.stack_meant`."""
         return stack_meant(guide.stack, (site for sites in self.sites.values() for site in sites))
@@ -294,7 +299,7 @@ class GuidedModel:
             guide = self.plan.guides[number]
             if not training and (guide.is_loss or number in self.over):
                 continue
-            reads_targets = (guide.stack, guide.attention) == ("decoder", "self") and self.stack_of_inputs != "decoder"
+            reads_targets = (guide.stack, guide.attention) == ("decoder", "self") and not self.is_decoder
             prefix = "decoder_" if reads_targets else ""
             pattern = guide.bound_pattern.needs if guide.bound_pattern else ()
             for name in (*pattern, *guide.bound_mechanism.needs):

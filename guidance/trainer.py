@@ -32,7 +32,6 @@ from guidance.mechanisms.attacks import Form, divergence
 from guidance.mechanisms.base import not_decaying
 from guidance.patterns.features import INPUTS, is_feature
 from guidance.plan import Plan
-from guidance.sites import stack_of_inputs
 
 _log = logging.getLogger("guide.trainer")  # below the logger that the command line shows
 
@@ -230,8 +229,7 @@ class GuidedTrainer(Trainer):
     @property
     def _predicts_next(self) -> bool:
         """The model's loss compares the outputs at a token with the label of the next one."""
-        model, sites = self.handle.model, (site for each in self.handle.sites.values() for site in each)
-        return model.get_output_embeddings() is not None and stack_of_inputs(sites) == "decoder"
+        return self.handle.model.get_output_embeddings() is not None and self.handle.is_decoder
 
     def _task_counts(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The denominators of a batch: its labels that count, its rows, and the texts that guides see.

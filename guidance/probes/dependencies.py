@@ -18,8 +18,8 @@ UNSCORED = ("punct", "root")
 ROOT = -1
 """The head of a word that depends on none."""
 
-DIRECTIONS = ("head", "dependent")
-"""From a word to its head, or from a head to its word: the attention of the head's row is read at the word."""
+FURTHEST = 10
+"""The largest distance to the head that `offset_baseline` tries, in words."""
 
 
 def most_attended(attention_HWW: Tensor) -> Tensor:
@@ -81,14 +81,11 @@ def share_seen(
     return share, 1 - share
 
 
-def offset_baseline(
-    sentences: Iterable[tuple[Sequence[int], Sequence[str]]], furthest: int = 10
-) -> dict[str, tuple[int, float]]:
+def offset_baseline(sentences: Iterable[tuple[Sequence[int], Sequence[str]]]) -> dict[str, tuple[int, float]]:
     """For each relation the fixed distance to the head that is right most often, and how often; the nearest of equal ones.
 
     Args:
         sentences: of each the heads and the relations of its words.
-        furthest: the largest distance that is tried.
     """
     offsets: dict[str, Counter[int]] = {}
     for heads, relations in sentences:
@@ -97,7 +94,7 @@ def offset_baseline(
                 offsets.setdefault(relation, Counter())[head - word] += 1
     best = {}
     for relation, counts in offsets.items():
-        near = {offset: counts[offset] for offset in counts if abs(offset) <= furthest} or {1: 0}
+        near = {offset: counts[offset] for offset in counts if abs(offset) <= FURTHEST} or {1: 0}
         offset = min(near, key=lambda offset: (-near[offset], abs(offset), offset))
         best[relation] = offset, near[offset] / counts.total()
     return best

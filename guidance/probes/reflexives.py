@@ -25,9 +25,6 @@ NOUNS = {"himself": _HIMSELF, "herself": _HERSELF}
 LONG = 0.443
 """The share of sentences with a relative clause, as in the published set: 4,430 of 10,000."""
 
-MOST = 20_000
-"""There are 16,128 sentences without a relative clause."""
-
 DISTRACTORS = (
     "The people believed .",
     "and as obama says ,",
@@ -100,9 +97,10 @@ def confusion(attention_HW: Tensor, antecedent: Sequence[int], others: Sequence[
 
 
 def sentences(number: int, seed: int = 0) -> Iterator[Reflexive]:
-    """Sentences of the grammar, all different, at most `MOST`: ``Det N [who Aux V] Aux V himself``.
+    """Sentences of the grammar, all different: ``Det N [who Aux V] Aux V himself``.
 
-    The antecedent is words 0 and 1, and never next to the reflexive.
+    The antecedent is words 0 and 1, and never next to the reflexive.  There are 16,128 sentences without a relative clause, so more
+    than 28,000 cannot be drawn.
     """
     drawn, known = random.Random(seed), set[tuple[str, ...]]()
     for _ in range(number):

@@ -50,7 +50,6 @@ def write_heads(
     *,
     title: str = "",
     label: str = "",
-    hundredths: bool = True,
 ) -> list[dict[str, Any]]:
     """Write ``heads.parquet``, and ``heads.png`` if a figure is to be drawn; returns the rows.
 
@@ -59,7 +58,7 @@ def write_heads(
             as null.
         units: by name, what each figure is, with its unit.
         drawn: the name of the figure that the picture shows; without one there is no picture.
-        title, label, hundredths: see `heads_picture`.
+        title, label: see `heads_picture`.
     """
     rows = []
     for site in next(iter(figures.values())):
@@ -68,7 +67,7 @@ def write_heads(
             rows.append(key_of(site, head) | {name: None if math.isnan(v) else v for name, v in values.items()})
     run.out.write_rows(TABLE, head_columns(units), rows, may_be_null=units)
     if drawn:
-        run.out.write("heads.png", heads_picture(run, rows, drawn, title=title, label=label, hundredths=hundredths))
+        run.out.write("heads.png", heads_picture(run, rows, drawn, title=title, label=label))
     return rows
 
 

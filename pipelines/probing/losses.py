@@ -31,7 +31,7 @@ from pipelines.training.learners.guided import VALID_EPOCH, Inputs
 from pipelines.training.learners.masked_batches import MaskedBatch
 from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import mask_probability_of, masker_of, read_tokenizer
-from pipelines.training.opening import open_watched
+from pipelines.training.opening import open_watched, two_stacks
 from pipelines.training.plan_inputs import check_needs, features, read_tables
 from pipelines.training.task import Task
 
@@ -91,6 +91,8 @@ class HeldOut:
         self._data, folder = inputs["sequences"], folder_of(inputs["model"])
         row = measured_by(folder, self._data)
         task = row if issubclass(row, Task) else None
+        if row.measured_as == "translation":
+            raise two_stacks(folder)
         if task is None and row.measured_as not in ("masked-lm", "masked-lm-nsp", "causal-lm"):
             raise InputError(
                 f"{folder}: has no head for a task, and predicts no words",

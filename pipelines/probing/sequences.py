@@ -20,7 +20,7 @@ from guidance.patterns.pattern import Pattern
 from guidance.plan import Plan
 from guidance.probes.relevance import Relevance, highest_entropy, keys_of, uniform
 from guidance.probes.summary import summarise
-from guidance.sites import Site, stack_of_inputs
+from guidance.sites import Site
 from guidance.statistics.roles import COLUMNS
 from pipelines.engine.stage import Run
 from pipelines.probing.probe import SequencesConfig
@@ -29,7 +29,7 @@ from pipelines.training.learner import folder_of
 from pipelines.training.live_text import check_bare_text, with_random_weights
 from pipelines.training.model_checks import check_lengths, check_model, longest_input
 from pipelines.training.models import has_segments, read_tokenizer
-from pipelines.training.opening import open_watched
+from pipelines.training.opening import open_watched, two_stacks
 from pipelines.training.plan_inputs import check_needs, features, read_tables
 from pipelines.training.text_words import TextWords
 
@@ -82,14 +82,14 @@ class WatchedSequences:
         self.plan = (find_plan(folder) if random_seed is None else None) or Plan()
         check_needs(self.plan, str(folder), inputs, training=False)
         self.model, self.handle = open_watched(folder, read_tables(inputs), config.device)
+        if self.model.config.is_encoder_decoder:
+            raise two_stacks(folder)
         if random_seed is not None:
             self.model = with_random_weights(self.model, random_seed)
             self.handle = guidance.install(self.model, Plan())
         self.tokenizer = read_tokenizer(data, masked=False, padded=False)
         check_model(self.model, folder, self.tokenizer)
-        if self.model.config.is_encoder_decoder:
-            raise InputError(f"{folder}: an encoder-decoder; probes read models with one stack")
-        self.is_causal = stack_of_inputs(site for own in self.handle.sites.values() for site in own) == "decoder"
+        self.is_causal = self.handle.is_decoder
         self.known: tuple[str, ...] = tuple(masks.counts["columns"]) if masks else ("segment",)
         self._plans = features(self.plan, training=False)
         needed = tuple(dict.fromkeys((*self._plans, *self.known)))

@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from guidance.errors import InputError
 from guidance.probes.words import Mode, word_attention
-from guidance.sites import Site, stack_of_inputs
+from guidance.sites import Site
 from pipelines.engine.stage import Run
 from pipelines.training.learner import folder_of
 from pipelines.training.live_text import LiveModel
-from pipelines.training.opening import watched
+from pipelines.training.opening import two_stacks, watched
 from pipelines.training.text_words import TextWords
 
 Seen = TypeVar("Seen")
@@ -66,7 +65,7 @@ class WatchedModel(LiveModel):
     ) -> None:
         super().__init__(folder, device, random_seed, words=words)
         self.handle = watched(self.handle, folder)
-        self.is_causal = stack_of_inputs(site for own in self.handle.sites.values() for site in own) == "decoder"
+        self.is_causal = self.handle.is_decoder
         self.tokenizer.enable_truncation(min(length, self.longest or length))
 
     @classmethod
@@ -77,7 +76,7 @@ class WatchedModel(LiveModel):
 
     def check(self, folder: Path, config: Any) -> None:
         if config.is_encoder_decoder:
-            raise InputError(f"{folder}: an encoder-decoder; probes read models with one stack")
+            raise two_stacks(folder)
 
     def look(self, words: Sequence[str], mode: Mode = "mean") -> tuple[Read, dict[Site, Tensor]]:
         """Read words, separated by spaces: how they are read, and of each site the attention between them, (H, W, W).

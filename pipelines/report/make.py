@@ -15,7 +15,7 @@ from pipelines import papers
 from pipelines.progress import Progress
 from pipelines.report import attention, commands, methods, origin, published, results, training
 from pipelines.report.blocks import Report, Section, as_markdown, notes_of
-from pipelines.report.given import Runs, open_all
+from pipelines.report.given import KINDS, Runs, open_all
 from pipelines.report.page import as_html
 from pipelines.report.places import Places, places
 from pipelines.report.published import Ours
@@ -107,9 +107,7 @@ def _title(runs: Runs, table: papers.PaperTable | None) -> str:
 
 def _lead(runs: Runs) -> str:
     numbers = [
-        counted(len(runs.of(kind)), kind, f"{kind}es" if kind == "search" else "")
-        for kind in ("model", "search", "evaluation", "probe")
-        if runs.of(kind)
+        counted(len(runs.of(kind)), kind, f"{kind}es" if kind == "search" else "") for kind in KINDS if runs.of(kind)
     ]
     last = max(str(each.artifact.manifest.get("created", "")) for each in runs.given)[:10]
     return f"{', '.join(numbers)}" + (f"; the last of them was made on {last}." if last else ".")

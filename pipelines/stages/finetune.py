@@ -30,7 +30,7 @@ from pipelines.training.labels import says_many_labels
 from pipelines.training.learner import folder_of
 from pipelines.training.models import HEADLESS, WORD_MODELS
 from pipelines.training.plan_inputs import features, model_input
-from pipelines.training.plans import check_files, load_plan, name_of
+from pipelines.training.plans import check_files, load_plan
 from pipelines.training.rows import check_settings
 from pipelines.training.run import RUN_OPTIONS, Training, add_inputs, build
 from pipelines.training.task import Task
@@ -189,19 +189,23 @@ def _prepare(opening: Opening[Config]) -> None:
     plan = load_plan(config, task, store)
     if config.adversarial != "none" and any(guide.enabled and guide.makes("attack") for guide in plan.guides):
         raise PlanError(
-            f"{name_of(config)}: its guides attack already", hint=f"leave out --adversarial {config.adversarial}"
+            f"{config.plan_name}: its guides attack already", hint=f"leave out --adversarial {config.adversarial}"
         )
     if not config.masks:
-        missing.check_parser(plan, name_of(config), config.parser)
+        missing.check_parser(plan, config.plan_name, config.parser)
     if "sequences" not in opening.inputs:
         _check_length(config, store)
         tokenizer = _tokenizer(opening.config, dataset, store, progress)
-        length = missing.longest(config.init, config.max_length, store) if config.init else config.max_length or 128
+        length = (
+            missing.longest(config.init, config.max_length, store)
+            if config.init
+            else config.max_length or missing.USUAL_LENGTH
+        )
         made = missing.build_sequences(dataset, tokenizer, length, store, progress)
         opening.inputs["sequences"] = opening.stack.enter_context(made)
     if not config.masks:
         sequences = opening.inputs["sequences"]
-        masks = missing.build_masks(sequences, dataset, plan, name_of(config), config.parser, store, progress)
+        masks = missing.build_masks(sequences, dataset, plan, config.plan_name, config.parser, store, progress)
         opening.change(masks=masks)
     add_inputs(opening, plan)
     if task.shape == "tags" and "word" in features(plan):

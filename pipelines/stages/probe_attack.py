@@ -72,7 +72,6 @@ def measure(run: Run[Config]) -> Findings:
     """
     import torch
 
-    from guidance.sites import stack_of_inputs
     from pipelines.probing.sequences import Means, token_labels
 
     config = run.config
@@ -85,7 +84,7 @@ def measure(run: Run[Config]) -> Findings:
     ]
     if config.layer not in dict(known):
         raise no_such_head(config.layer, None, known)
-    is_causal = stack_of_inputs(site for own in attack.handle.sites.values() for site in own) == "decoder"
+    is_causal = attack.handle.is_decoder
     special = torch.tensor(attack.tokenizer.all_special_ids)
     means, masked, shown = {"": Means(), "_attacked": Means()}, Means(), None
     with run.progress.task("probe", total=attack.number, unit="examples") as bar:

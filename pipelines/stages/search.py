@@ -40,8 +40,9 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import DryArtifact, where_known
 from pipelines.storage.store import Store
 from pipelines.storage.tables import schema_of
+from pipelines.training.config import NONE
 from pipelines.training.objective import Objective
-from pipelines.training.plans import NONE, load_plan
+from pipelines.training.plans import load_plan
 from pipelines.training.tasks import task_for
 
 if TYPE_CHECKING:

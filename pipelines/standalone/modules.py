@@ -12,8 +12,6 @@ from pathlib import Path
 
 PACKAGE = "guidance"
 
-Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
-
 
 @dataclass(frozen=True, eq=False)
 class Statement:

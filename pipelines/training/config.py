@@ -28,6 +28,15 @@ class Best:
     kept: int = 1
 
 
+MODEL, NONE = "model", "none"
+"""What ``--plan`` takes besides presets, files and findings: the plan of the model of ``--init``, and no plan."""
+
+
+def is_text(name: str) -> bool:
+    """Whether a plan is given as TOML text, as `guide search` does for rows that it varies, and not as a name."""
+    return "\n" in name
+
+
 class TrainingConfig(ModelConfig):
     """Settings of a training run; those of a single objective or task are in its row."""
 
@@ -160,6 +169,17 @@ class TrainingConfig(ModelConfig):
             steps_of_epoch: the steps of one pass over the training sequences.
         """
         return self.model_copy(update={"steps": steps})
+
+    @property
+    def plan_name(self) -> str:
+        """How messages call the plan of the run."""
+        if self.plan and self.plan != [MODEL]:
+            return " and ".join(map(self.called, self.plan))
+        return f"the plan of {self.init}" if self.init else "the empty plan"
+
+    def called(self, plan: str) -> str:
+        """How messages call one ``--plan``."""
+        return f"the plan of {self.init}" if plan == MODEL else "the plan" if is_text(plan) else plan
 
     @property
     def warms_up(self) -> bool:

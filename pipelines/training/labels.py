@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from guidance.errors import InputError, counted
-
-if TYPE_CHECKING:
-    from pipelines.training.learner import Setup
 
 TAGGED_WORD = "tagged_word"
 """What learners call the column ``word`` of a tagger's sequences.  It numbers the words of an example; the feature ``word`` of masks
@@ -46,20 +43,21 @@ def says_many_labels(counts: Mapping[str, Any]) -> str:
     )
 
 
-def training_labels(setup: Setup) -> list[str]:
-    """The distinct labels of the training examples: numbers in numerical order, others in alphabetical order.
+def training_labels(labels: Sequence[str | None], reference: str) -> list[str]:
+    """The distinct labels of training examples: numbers in numerical order, others in alphabetical order.
+
+    Args:
+        reference: of the sequences of the examples, for messages.
 
     Raises:
         InputError: an example has no label.
     """
-    labels = setup.train.labels.tolist()
+    distinct = {label for label in labels if label is not None}
     if missing := sum(label is None for label in labels):
         have = counted(missing, "has", "have", of=f"{len(labels):,} training examples")
         raise InputError(
-            f"{setup.sequences.reference}: {have} no label",
-            hint="name their column: guide build-dataset --label-column NAME",
+            f"{reference}: {have} no label", hint="name their column: guide build-dataset --label-column NAME"
         )
-    distinct = set(labels)
     if all(label.isdecimal() for label in distinct):
         return sorted(distinct, key=int)
     return sorted(distinct)

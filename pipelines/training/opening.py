@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
 from guidance.plan import Plan
 from pipelines.storage.store import Store
 from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import model_input
+
+if TYPE_CHECKING:
+    from guidance.site_plans import SitePlan
+    from guidance.sites import Site
 
 
 @dataclass(frozen=True)
@@ -21,19 +25,12 @@ class Unguided:
     model: Any
     plan: Plan = field(default_factory=Plan)
     attacks: tuple[()] = ()
-    site_plans: tuple[()] = ()
+    site_plans: Mapping[Site, SitePlan] = field(default_factory=dict)
     num_guided: tuple[()] = ()
 
     def at_inference(self, **batch: Any) -> dict[str, Any]:
         """Nothing: the model stays untouched."""
         return {}
-
-    def advance(self, step: int, total: int) -> None:
-        """No guide fades."""
-
-    def shapes(self, stack: str, attention: str) -> bool:
-        """False: no guide acts."""
-        return False
 
     def alphas(self, step: int, total: int) -> dict[str, float]:
         """No guide has a loss."""
@@ -76,6 +73,11 @@ def open_trained(
         return model, handle
     plain: Any = load_model(folder, opened_by).eval()
     return plain.to(place), Unguided(plain)
+
+
+def two_stacks(folder: Path) -> InputError:
+    """What to raise of an encoder-decoder where models with one stack are read."""
+    return InputError(f"{folder}: an encoder-decoder; probes read models with one stack")
 
 
 def open_watched(

@@ -11,30 +11,11 @@ from pipelines.progress import log
 from pipelines.storage.dry import NotYet
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.training.config import MODEL, NONE, is_text
 from pipelines.training.objective import Objective
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
-
-MODEL, NONE = "model", "none"
-"""What ``--plan`` takes besides presets, files and findings: the plan of the model of ``--init``, and no plan."""
-
-
-def name_of(config: Any) -> str:
-    """How messages call the plan of a run."""
-    if config.plan and config.plan != [MODEL]:
-        return " and ".join(_called(name, config) for name in config.plan)
-    return f"the plan of {config.init}" if config.init else "the empty plan"
-
-
-def _called(name: str, config: Any) -> str:
-    """How messages call one ``--plan``."""
-    return f"the plan of {config.init}" if name == MODEL else "the plan" if is_text(name) else name
-
-
-def is_text(name: str) -> bool:
-    """Whether a plan is given as TOML text, as `guide search` does for rows that it varies, and not as a name."""
-    return "\n" in name
 
 
 def read_plan(name: str, store: Store) -> Plan:
@@ -88,7 +69,7 @@ def load_plan(config: Any, objective: type[Objective], store: Store) -> Plan:
             log.info("plan: %s of %s, which --plan model takes over", _listed(own), config.init)
         _tell_of_loss(own.without_rows_of(plan), config)
     try:
-        objective.check_plan(plan, config, name_of(config))
+        objective.check_plan(plan, config, config.plan_name)
     except PlanError as error:
         if not names:
             error.hint = "--plan none trains without the plan of the model"
@@ -161,7 +142,7 @@ def _load(name: str, own: Plan, config: Any, store: Store) -> Plan:
                 f"--plan model: {config.init} has no plan that shapes it", hint="losses and attacks are not taken over"
             )
         return own
-    plan = Plan.parse(name, source=_called(name, config)) if is_text(name) else read_plan(name, store)
+    plan = Plan.parse(name, source=config.called(name)) if is_text(name) else read_plan(name, store)
     if not plan.guides and plan.pal is None:
         raise PlanError(f"{name}: the plan has no guides", hint="leave --plan out to train without guides")
     return plan

@@ -19,7 +19,7 @@ from pipelines.engine.stage import C, Files, Options, Result, Run, recipe_of, ru
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import DryArtifact, DryStore, where_known
 from pipelines.storage.files import machine_errors, remove_tree
-from pipelines.training import plans, resuming
+from pipelines.training import resuming
 from pipelines.training.learner import folder_of
 from pipelines.training.packages import family_owner, packages_input
 from pipelines.training.plan_inputs import check_needs, inputs_of, model_input
@@ -48,7 +48,7 @@ def add_inputs(opening: Opening[Any], plan: Plan) -> None:
         check_corpora(config, corpora)
     inputs |= {"plan": PlanText(plan.dumps()), **load_tables(config, plan, corpora, store)}
     owners = set(plan.packages.values())
-    check_needs(plan, plans.name_of(config), inputs)
+    check_needs(plan, config.plan_name, inputs)
     if config.init:
         inputs["init"] = model_input(config.init, store)
         with where_known():

@@ -14,7 +14,6 @@ from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
 from pipelines.text.tokenizer_files import TOKENIZER_FILES, named_tokens, text_digest
 from pipelines.training.plan_inputs import load_inputs
-from pipelines.training.plans import name_of
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -79,7 +78,7 @@ def load_tables(config: Any, plan: Plan, corpora: Sequence[Artifact], store: Sto
     from pipelines.training.masking import check_masking
 
     inputs = load_inputs(config, corpora, store)
-    check_masking(plan, name_of(config), config.masking)
+    check_masking(plan, config.plan_name, config.masking)
     if config.cooccur:
         inputs["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
         with where_known():

@@ -36,7 +36,6 @@ class Writer(LiveModel):
     """
 
     given = ("marked",)
-    takes_masks = "`guide evaluate` reads"
 
     def __init__(
         self,

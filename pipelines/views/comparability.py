@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from guidance.errors import InputError
 from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import inputs_of
-from pipelines.views.curves import Curve
+from pipelines.views.curves import CIRCUMSTANCES, Curve
 
 
 def check_comparable(curves: Sequence[Curve], store: Store, *, chosen: bool) -> list[str]:
@@ -75,7 +75,7 @@ def run_notes(curves: Sequence[Curve]) -> list[str]:
             planned = settings.get("steps") if settings.get("epochs") is None else None
             of = f" of {planned:,}" if planned else ""
             notes.append(f"{curve.label} is unfinished, at step {len(curve.losses):,}{of}")
-    for key in ("device", "precision", "processes"):
+    for key in CIRCUMSTANCES:
         values = {str(curve.origin.circumstances[key]) for curve in curves if key in curve.origin.circumstances}
         if len(values) > 1:
             notes.append(f"speeds are not comparable: {key} differs ({', '.join(sorted(values))})")

@@ -37,6 +37,10 @@ Points = tuple[tuple[int, float], ...]
 """(step, value measured after it) for some steps, in order."""
 
 
+CIRCUMSTANCES = ("device", "precision", "processes")
+"""What a model says of how it was trained, on which its speed depends."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """The run that a curve belongs to.
@@ -46,7 +50,7 @@ class Origin:
         settings: its configuration, without settings that do not affect the result.
         inputs: the content digest of each input, by role.
         finished: False if it is running or was interrupted.
-        circumstances: device, precision and number of processes, as far as known.
+        circumstances: those of `CIRCUMSTANCES` that are known.
     """
 
     reference: str = ""
@@ -101,7 +105,7 @@ class Curve:
                 table = parquet.read([name for name in parquet.schema_arrow.names if _is_needed(name)])
         except pa.ArrowException as error:
             raise ArtifactDamaged(f"{model.path / METRICS}: {error}") from error
-        counts = {key: model.counts[key] for key in ("device", "precision", "processes") if key in model.counts}
+        counts = {key: model.counts[key] for key in CIRCUMSTANCES if key in model.counts}
         about = begun_with(model, pretrain.STAGE)
         origin = Origin(model.reference, about["config"], about["inputs"], True, counts)
         return dataclasses.replace(_curve(table, label, loss, origin), floor=model.counts.get("unigram_floor"))

@@ -70,7 +70,7 @@ class ExampleLearner(Learner):
         }
         check_lengths(model.config, {"train": setup.train, "valid": setup.valid}, setup.sequences.reference)
         super().__init__(model, Guides(model, setup, setup.plan, judged=("outputs",)), setup, splits)
-        if self.guided.handle.stack_of_inputs == "decoder" and not model.config.is_encoder_decoder:
+        if self.guided.handle.is_decoder and not model.config.is_encoder_decoder:
             _prepare_causal(model, task, setup)
         self.num_valid = task.judged_together(setup.valid, self.num_valid)
         self.task, self.config, self.validated = task, setup.config, (task.name,)

@@ -21,7 +21,6 @@ from guidance.mechanisms.attacks import Form, divergence
 from guidance.packing import Documents
 from guidance.plan import Plan
 from pipelines.training.learner import ModelFolder, Pass, Setup
-from pipelines.training.plans import name_of
 
 VALID_EPOCH = 2**62
 """The epoch number for masking validation sequences: the same tokens every time, and not those of a training epoch."""
@@ -84,7 +83,7 @@ class Guides:
             try:
                 handle = install(model, plan, setup.tokenizer, decoder_tokenizer=decoder_tokenizer, tables=setup.tables)
             except PlanError as error:
-                raise PlanError(f"{name_of(setup.config)}: {error.message}", hint=error.hint) from error
+                raise PlanError(f"{setup.config.plan_name}: {error.message}", hint=error.hint) from error
             if setup.folder is not None:
                 take_over(handle, setup.folder / prefix)
         self.handle, plan = handle, handle.plan

@@ -206,7 +206,7 @@ def sparsity(run: Run, model: Any, handle: Handle, task: Task) -> dict[str, floa
 
     Source: Li et al. 2022; the published code counts padding too.
     """
-    if not any(plan.making("keys") or plan.making("replace") for plan in _site_plans(handle)):
+    if not any(plan.making("keys") or plan.making("replace") for plan in handle.site_plans.values()):
         return {}
     rows, inputs = _read(run, model, handle, task)
     examples = Grouped(rows, together=task.together)
@@ -222,11 +222,6 @@ def sparsity(run: Run, model: Any, handle: Handle, task: Task) -> dict[str, floa
             used += float(pairs_BHQK.sum())
             all_pairs += float(pairs_B.sum()) * attention_BHQK.shape[1]
     return {"sparsity": 1 - used / all_pairs}
-
-
-def _site_plans(handle: Handle) -> list[Any]:
-    plans: Any = handle.site_plans
-    return list(plans.values() if isinstance(plans, Mapping) else plans)
 
 
 def prediction_schema() -> Any:

@@ -71,7 +71,7 @@ class Classification(Task):
     @classmethod
     def of_training(cls, setup: Setup) -> Self:
         """Raises InputError when there is only one label, or a training example has none."""
-        labels = training_labels(setup)
+        labels = training_labels(setup.train.labels.tolist(), setup.sequences.reference)
         if len(labels) < 2:
             raise InputError(
                 f"{setup.sequences.reference}: all training examples have the label {labels[0]!r}",

@@ -38,8 +38,6 @@ def test_distances_are_those_of_the_equation() -> None:
         for j in range(3):
             assert float(found[i, j]) == pytest.approx(distance(maps[i].tolist(), maps[j].tolist()), abs=1e-9)
     assert found[0, 0] == 0 and 0 < found[0, 2] < math.log(2)
-    some = head_distances(maps[:1], maps[1:2], torch.tensor([True, False, True, False]))
-    assert float(some) == pytest.approx(distance(maps[0, ::2].tolist(), maps[1, ::2].tolist()), abs=1e-9)
 
 
 def test_mass_is_the_mean_attention_on_a_pattern_and_padding_counts_nothing() -> None:

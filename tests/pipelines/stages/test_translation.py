@@ -16,7 +16,17 @@ import guidance
 from guidance.errors import InputError, PlanError
 from guidance.guide import Guide
 from guidance.plan import Plan
-from pipelines.stages import dataset, evaluate, idf, masks, pretrain, sequences, tokenizer
+from pipelines.stages import (
+    dataset,
+    evaluate,
+    idf,
+    masks,
+    pretrain,
+    probe_importance,
+    probe_relevance,
+    sequences,
+    tokenizer,
+)
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.batches import Examples
@@ -334,6 +344,13 @@ def test_examples_that_the_model_was_trained_on_are_told(
     settings = evaluate.Config(split="train", beams=1, limit=5)
     evaluate.run(trained.reference, data[2].reference, settings, store=data[0])
     assert "examples have the text of an example that the model was trained on" in caplog.text
+
+
+def test_probes_of_heads_read_no_translator(data: tuple[Store, Artifact, Artifact], trained: Artifact) -> None:
+    store, sequences, _ = data
+    for stage in (probe_importance, probe_relevance):
+        with pytest.raises(InputError, match="an encoder-decoder; probes read models with one stack"):
+            stage.run(trained.reference, sequences.reference, store=store)
 
 
 def test_the_evaluated_likelihood_equals_that_of_validation(

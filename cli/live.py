@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import Field
 from typer import Argument, Option
@@ -23,15 +23,12 @@ from cli.output import check_output_path, say, say_texts
 from cli.tables import table
 from guidance.errors import InputError, counted
 from pipelines import predictions
-from pipelines.engine.stage import Config, check_working_folder
+from pipelines.engine.stage import Config, Device, check_working_folder
 from pipelines.lazy import pa, pq
 from pipelines.storage.files import write_file
 from pipelines.training.objectives.translation import Decoding
 
 Row = dict[str, Any]
-Device = Annotated[
-    Literal["auto", "cpu", "cuda"], Field(description="Device to compute on; auto takes a GPU if there is one.")
-]
 Parser = Annotated[str, Field(description="For plans that read syntax: the parser, as in `guide build-deps --parser`.")]
 
 

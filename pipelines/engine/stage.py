@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -48,6 +48,13 @@ class Config(BaseModel):
 def knob(default: Any, description: str, **rules: Any) -> Any:
     """A field that changes how the work is done but not the result, such as the number of processes."""
     return Field(default, description=description, json_schema_extra={"knob": True}, **rules)
+
+
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    Field(description="Device to compute on; auto takes a GPU if there is one.", json_schema_extra={"knob": True}),
+]
+"""The knob that most stages with a model have, ``device: Device = "auto"``."""
 
 
 def internal(description: str) -> Any:

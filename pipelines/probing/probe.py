@@ -16,7 +16,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.declaration import Command, Opening, Stage, Table, Take
-from pipelines.engine.stage import C, Run, knob
+from pipelines.engine.stage import C, Device, Run, knob
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.tables import Columns
 
@@ -39,7 +39,7 @@ class SequencesConfig(stage.Config):
         0, "For a dataset or a text: longest sequence, in tokens; by default as in training, or 128.", ge=0
     )
     batch_size: int = knob(8, "Sequences per batch.", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
+    device: Device = "auto"
 
 
 def random_weights() -> Any:
@@ -59,7 +59,7 @@ class ReadingConfig(stage.Config):
     )
     limit: int = Field(0, ge=0, description="Maximum number of texts; 0 for all.")
     random: int | None = random_weights()
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
+    device: Device = "auto"
 
 
 def refuse_unread(config: stage.Config, names: Sequence[str], reason: str) -> None:

@@ -16,7 +16,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.declaration import Opening, Stage
-from pipelines.engine.stage import Files, Run, knob
+from pipelines.engine.stage import Device, Files, Run, knob
 from pipelines.inputs import Model
 from pipelines.progress import log
 from pipelines.stages import missing
@@ -58,7 +58,7 @@ class SharedConfig(stage.Config):
     )
     scores: str = knob("", "A JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score.")
     batch_size: int = knob(32, "Examples per batch.", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
+    device: Device = "auto"
 
 
 class Config(EvaluationConfig, SharedConfig):

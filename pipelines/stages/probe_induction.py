@@ -8,14 +8,14 @@ Source: Olsson et al. 2022; `guidance.probes.induction`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.declaration import Table
-from pipelines.engine.stage import Run, knob
+from pipelines.engine.stage import Device, Run, knob
 from pipelines.inputs import Model
 from pipelines.probing.heads import (
     SHOWN_HEADS,
@@ -53,7 +53,7 @@ class Config(stage.Config):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the tokens.")
     random: int | None = random_weights()
     batch_size: int = knob(8, "Sequences per batch.", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
+    device: Device = "auto"
 
 
 def measure(run: Run[Config]) -> Findings:

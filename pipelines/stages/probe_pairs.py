@@ -22,7 +22,7 @@ from pydantic import Field
 from guidance.errors import InputError, counted
 from pipelines.engine import stage
 from pipelines.engine.declaration import Opening, Table
-from pipelines.engine.stage import Run, knob
+from pipelines.engine.stage import Device, Run, knob
 from pipelines.inputs import Model, TextFiles
 from pipelines.lazy import np
 from pipelines.probing.heads import head_columns, head_name, share, shares, write_heads
@@ -62,7 +62,7 @@ class Config(stage.Config):
     each_head: bool = Field(False, description="Also measure the accuracy without each head, one after the other.")
     encoding: str = Field("utf-8", description="Encoding of the files; invalid bytes are an error.")
     batch_size: int = knob(128, "Masked sentences per batch.", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
+    device: Device = "auto"
 
 
 class Pair(NamedTuple):

@@ -12,14 +12,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from guidance.errors import InputError, PlanError, counted
 from pipelines.engine import stage
 from pipelines.engine.declaration import Opening, Table
-from pipelines.engine.stage import Run, knob
+from pipelines.engine.stage import Device, Run, knob
 from pipelines.inputs import Model, TextFiles
 from pipelines.probing.heads import (
     COLUMNS,
@@ -77,7 +77,7 @@ class Config(stage.Config):
     delimiter: str = Field(" ", description="Text between a prompt and its answer.")
     limit: int = Field(0, ge=0, description="Maximum number of prompts of each file; 0 for all.")
     batch_size: int = knob(8, "Prompts per batch.", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
+    device: Device = "auto"
 
 
 def check(config: Config, references: Mapping[str, object]) -> None:

@@ -71,6 +71,7 @@ def main() -> None:
     table, path = TABLES[arguments.table], arguments.out / f"finetuning-{arguments.table}.json"
     store = Store(arguments.store)
     known = {**pages.known(path), "title": table.title, "rates": list(table.rates), "common": dict(table.settings)}
+    before = len(known.get("rows", []))
     for name in table.data:
         for label in table.rows:
             if arguments.only in label and arguments.data in name:
@@ -78,8 +79,8 @@ def main() -> None:
                 names = {"label": label, "data": name}
                 pages.add_row(path, known, names, settings_digest(*row), functools.partial(figures_of, *row, store))
     rows = known.get("rows", [])
-    if "evidence" not in known:
-        known["evidence"] = evidence(table, store)
+    if "evidence" not in known or len(rows) > before:
+        known["evidence"] = evidence(table, {row["label"] for row in rows}, store)
         pages.save(path, known)
     text = as_markdown(table, rows)
     path.with_suffix(".md").write_text(

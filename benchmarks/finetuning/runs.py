@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,15 +208,19 @@ def _plain(value: Any) -> Any:
     return value.dumps() if isinstance(value, Plan) else vars(value) if isinstance(value, Found) else value
 
 
-def evidence(table: Table, store: Store) -> dict[str, Any]:
-    """What the figures of a table have to be read with."""
+def evidence(table: Table, labels: Collection[str], store: Store) -> dict[str, Any]:
+    """What the figures of a table have to be read with.
+
+    Args:
+        labels: of the rows that were measured.
+    """
     found: dict[str, Any] = {}
     if table.start is starter:
         found["starter"] = about_starter(store)
     tested = {name: data for name, data in table.data.items() if data.metric == "accuracy"}
     if tested:
         found["most frequent class"] = {name: most_frequent(data.build(store), store) for name, data in tested.items()}
-    for finder in (changes.get("plan") for changes in table.rows.values()):
+    for finder in (changes.get("plan") for label, changes in table.rows.items() if label in labels):
         if isinstance(finder, Found) and "found" not in found:
             counts = finder.scored(table, store).counts
             chosen = [one for one in counts["candidates"] if one["pattern"] in counts["proposed"]]

@@ -118,6 +118,14 @@ def scisummnet(**settings: Any) -> Data:
     return Data(build, "rouge1", settings={"max_length": 512, "batch_size": 4, "epochs": 4}, **settings)
 
 
+def scitldr(take: int = 0, **settings: Any) -> Data:
+    def build(store: Store) -> str:
+        return files(store, "sum-scitldr/train.jsonl.gz", "sum-scitldr/test.jsonl", take, format="scitldr")
+
+    sizes = {"max_length": 256, "batch_size": 16, "epochs": 2, "bucket": True}
+    return Data(build, "rouge1", settings=sizes, **settings)
+
+
 # methods
 
 Rows = Mapping[str, Mapping[str, Any]]
@@ -143,11 +151,15 @@ MORE_METHODS: Rows = {
     "mix of the neighbours, its weights faster": {"plan": neighbours(), **OWN_RATE},
 }
 
-FOUND: Rows = {
-    "found patterns, own heads": {"plan": Found("ScisummNet")},
-    "found patterns, PAL": {"plan": Found("ScisummNet", pal=True)},
-    "wrong patterns, own heads": {"plan": Found("ScisummNet", wrong=True)},
-}
+
+def found(data: str) -> Rows:
+    """Rows with patterns that heads of a plain model of this data set look at."""
+    return {
+        "found patterns, own heads": {"plan": Found(data)},
+        "found patterns, PAL": {"plan": Found(data, pal=True)},
+        "wrong patterns, own heads": {"plan": Found(data, wrong=True)},
+    }
+
 
 # tables
 
@@ -169,15 +181,8 @@ def on_published(title: str, rows: Rows, data: Mapping[str, Data], **settings: A
 TABLES = {
     "discovered": Table(
         "Patterns found in the heads of a fine-tuned model, put into new ones (paper E, the whole loop)",
-        {**PLAIN, **FOUND},
-        {
-            "ScisummNet": scisummnet(),
-            "SciTLDR": Data(
-                lambda s: files(s, "sum-scitldr/train.jsonl.gz", "sum-scitldr/test.jsonl", format="scitldr"),
-                "rouge1",
-                settings={"max_length": 256, "batch_size": 16, "epochs": 2, "bucket": True},
-            ),
-        },
+        {**PLAIN, **found("ScisummNet")},
+        {"ScisummNet": scisummnet(), "SciTLDR": scitldr()},
         (3e-4, 1e-3),
         {"extend_positions": True},
         start=starter,
@@ -207,10 +212,10 @@ TABLES = {
         "Patterns found in the heads of a published model, put into it again",
         {
             "PAL with patterns": METHODS["PAL with patterns"],
-            **FOUND,
-            "wrong patterns, PAL": {"plan": Found("ScisummNet", pal=True, wrong=True)},
+            **found("SciTLDR"),
+            "wrong patterns, PAL": {"plan": Found("SciTLDR", pal=True, wrong=True)},
         },
-        {"ScisummNet": scisummnet(maybe_seen=True)},
+        {"ScisummNet": scisummnet(maybe_seen=True), "SciTLDR": scitldr(1000, maybe_seen=True)},
         **BF16,
     ),
 }

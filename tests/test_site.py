@@ -52,6 +52,12 @@ def test_every_page_is_there_and_loads_only_what_is_beside_it(site: Path) -> Non
             assert (path.parent / address.partition("?")[0]).resolve().is_file(), (page, address)
 
 
+def test_every_page_is_in_the_contents() -> None:
+    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if page not in listed] == []
+
+
 def test_the_site_can_be_searched_for_a_command(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
     assert '"commands/train.html#guide-pretrain"' in index

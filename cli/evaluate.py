@@ -66,10 +66,10 @@ def evaluate_command(
     """Measure how good a model is at its task.
 
     The class of the model, and the data, decide what is measured.  Classifiers and other models of `guide finetune`: the
-    metrics of their task.  Masked language models: loss, perplexity and accuracy at masked tokens, next to n-gram floors: a
-    model no better than `unigram` has learned nothing, one worse than `neighbours` less than bigrams tell.  Causal language models:
-    the same at every token, and bits per byte, which do not depend on the tokenizer; their n-gram floors read only earlier
-    tokens.  BERT with next sentences: these too.  ELECTRA: precision and recall of the discriminator, accuracy of its
+    metrics of their task.  Masked language models: loss, perplexity and accuracy at masked tokens, next to n-gram floors.  A
+    model no better than `unigram` has learned nothing from context; one worse than `neighbours` has learned less than counts of
+    both neighbouring tokens.  Causal language models: the same at every token, and bits per byte, which do not depend on the
+    tokenizer; their n-gram floors read only earlier tokens.  BERT with next sentences: these too.  ELECTRA: precision and recall of the discriminator, accuracy of its
     generator.  Encoder-decoders: NLL, BLEU and chrF of their translations.  The model's plan is applied.  Any Hugging Face
     folder can be measured.
 

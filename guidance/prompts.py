@@ -37,7 +37,7 @@ class Prompt:
         Raises:
             InputError: a ``<<`` or ``>>`` has no other end, or one of ``marks`` is not in the text.
         """
-        hint = r"<<the part that is marked>>; \<< is a sign of the text itself"
+        hint = r"<<the part that is marked>>; \<< and \>> are signs of the text itself"
         parts = re.split(r"(\\<<|\\>>|<<|>>)", text)
         bare, spans, start = "", list[Span](), -1
         for part in parts:

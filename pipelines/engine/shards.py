@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from guidance.errors import InputError, MachineError
+from guidance.errors import InputError, MachineError, counted
 from pipelines.engine.executor import Config, run_all, share_of
 from pipelines.engine.stage import Buildable, Options, Result, Run, Work, file_digest, recipe_of, reused, run_stage
 from pipelines.lazy import np, pa, pq
@@ -314,8 +314,8 @@ def _warn_of_other_shards(names: set[str], folder: Path) -> None:
     others = {path.name.split(".")[0] for path in folder.glob("[0-9]*.partial")} - names
     if others:
         log.warning(
-            "%d partial files belong to another --shard-size and are not used; give that --shard-size to use them",
-            len(others),
+            "%s to another --shard-size and not used; give that --shard-size to use them",
+            counted(len(others), "partial file belongs", "partial files belong"),
         )
 
 

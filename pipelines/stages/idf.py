@@ -14,7 +14,7 @@ from pydantic import Field
 
 from guidance.errors import InputError, counted
 from pipelines.engine import executor
-from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Stage
+from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Stage, Table
 from pipelines.engine.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, shards_of
 from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
@@ -233,6 +233,13 @@ def _next(made: Artifact, store: Store) -> tuple[str, ...]:
     return (f"{masks} --deps {{deps}}", masks, *SEQUENCES_FIRST)
 
 
+def _counted(made: Artifact, config: Config) -> Table:
+    """How many units there are, and how many different words or tokens in them."""
+    counts = made.counts
+    units = counted(counts["documents"], counts["unit"])
+    return Table(notes=[f"{units}, {counted(counts['tokens'], 'different ' + counts['of'][:-1])}"])
+
+
 STAGE: Stage[Config, Result | None] = Stage(
     "build-idf",
     "idf",
@@ -257,6 +264,7 @@ STAGE: Stage[Config, Result | None] = Stage(
             "guide build-idf wiki --shard 3/64   # one of 64 jobs; afterwards, without --shard, it merges",
         ),
         next=_next,
+        show=_counted,
     ),
 )
 

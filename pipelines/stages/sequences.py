@@ -22,6 +22,7 @@ from pipelines.engine.declaration import Command, Opening, Stage, Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 
 SHORTEST, LONGEST = 8, 1 << 20
 """Tokens that the longest sequence may have."""
@@ -86,6 +87,13 @@ def _sizes(made: Artifact, config: Config) -> Table:
     return Table(notes=["; ".join(splits) + (f"; {each:g} tokens to a word" if each else "")])
 
 
+def _next(made: Artifact, _: Store) -> str:
+    """A training of a new model.  The rate is the best that was found for small ones."""
+    return "guide pretrain {} " + (
+        "--objective translation" if made.manifest["config"]["packing"] == "pairs" else "--learning-rate 1e-3"
+    )
+
+
 STAGE = Stage(
     "build-sequences",
     "sequences",
@@ -110,9 +118,7 @@ STAGE = Stage(
             "guide build-sequences multi30k german --target-tokenizer english --packing pairs --name multi30k-pairs",
             "guide build-sequences reviews ./bert-base --packing examples",
         ),
-        next=lambda made, _: (
-            "guide pretrain {}" + (" --objective translation" if made.manifest["config"]["packing"] == "pairs" else "")
-        ),
+        next=_next,
         show=_sizes,
     ),
 )

@@ -96,8 +96,10 @@ def write_corpus(
     counts |= {"documents": kept.number, "splits": splits}
     if of_examples:
         unit, reason = "examples", "those with the same text stay together, and there are few"
-    elif few is None:
+    elif few is None and counts["sentences"] > counts["documents"]:
         unit, reason = "sentences", "a document is never divided; --documents paragraph or line makes smaller ones"
+    elif few is None:
+        unit, reason = "sentences", f"documents are chosen by chance, and there are only {counts['documents']:,}"
     else:
         unit, reason = "sentences", f"the text has only {counted(counts['sentences'], 'sentence')}"
     _check_sizes(counts, {"valid": valid, "test": test}, apart, notes, unit, reason)
@@ -299,7 +301,8 @@ def _check_sizes(
     key = "documents" if unit == "examples" else unit
     total = max(1, counts[key])
     sizes = {split: count[key] for split, count in counts["splits"].items()}
-    log.info("%s", ", ".join(f"{split} {count:,} {unit} ({count / total:.1%})" for split, count in sizes.items()))
+    parts = (f"{split} {counted(count, unit[:-1])} ({count / total:.1%})" for split, count in sizes.items())
+    log.info("%s", ", ".join(parts))
     divided = max(1, sum(count for split, count in sizes.items() if split not in apart))
     for split, fraction in wanted.items():
         count = sizes.get(split, 0)

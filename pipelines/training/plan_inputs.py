@@ -16,6 +16,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.text.parsers import SYNTAX
 from pipelines.training.learner import folder_of
 from pipelines.training.objectives import OBJECTIVES
 from pipelines.training.packages import family_owner, owners_of, packages_input
@@ -190,7 +191,8 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
 def _check_features(plan: Plan, source: str, inputs: Mapping[str, Any], training: bool) -> None:
     for masks in inputs_of("masks", inputs) or (None,):
         known = masks.counts["columns"] if masks else ("segment",)
-        missing = [need for need in features(plan, training=training) if need not in known]
+        wanted = features(plan, training=training)
+        missing = [need for need in wanted if need not in known]
         if not missing:
             continue
         need, label = missing[0], plan.needs()[missing[0]]
@@ -200,7 +202,7 @@ def _check_features(plan: Plan, source: str, inputs: Mapping[str, Any], training
         raise PlanError(
             f"{source}: it needs the features {', '.join(missing)} (guide {label!r} needs {need})"
             + (f", which {masks.reference} does not have" if masks else ""),
-            hint=f"{need}: {reason}" if reason else _source_of(need),
+            hint=f"{need}: {reason}" if reason else _source_of(need, wanted),
         )
     if training and (given := inputs_of("masks", inputs)):
         for need in features(plan):
@@ -248,11 +250,12 @@ def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] | 
     return tables
 
 
-def _source_of(need: str) -> str:
-    """Where a feature comes from, and whether a run of ``guide pretrain`` can have it."""
+def _source_of(need: str, wanted: Sequence[str]) -> str:
+    """Where a feature comes from, and whether a run of ``guide pretrain`` can have it; ``wanted`` are all features of the plan."""
     from guidance.patterns.features import FEATURES
 
     source = FEATURES[need].source if need in FEATURES else "it is a feature of the pattern's own"
     if "guide build-masks" in source:
-        return "`guide build-masks SEQUENCES --idf IDF --deps DEPS` writes it; give the result with --masks"
+        flags = " --idf IDF" * ("idf" in wanted) + " --deps DEPS" * any(name in SYNTAX for name in wanted)
+        return f"`guide build-masks SEQUENCES{flags}` writes it; give the result with --masks"
     return f"{source}; the command line has no such input, so train in your own code"

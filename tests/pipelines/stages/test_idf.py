@@ -98,6 +98,9 @@ def test_counts_of_words_match_plain_loops(unit: str, store: Store, tmp_path: Pa
         assert value == pytest.approx(math.log((1 + n) / (1 + df)) + 1, rel=1e-14)
     counts = result.artifact.counts
     assert (counts["documents"], counts["tokens"], counts["unit"], counts["of"]) == (n, len(expected), unit, "words")
+    assert idf.STAGE.command.show(result.artifact, idf.Config()).notes == [
+        f"{n:,} {unit}s, {len(expected):,} different words"
+    ]
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece"])

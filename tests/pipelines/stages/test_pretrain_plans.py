@@ -100,9 +100,10 @@ def test_plans_that_do_not_fit_the_objective_are_refused_with_the_reason(
 
 
 def test_a_missing_feature_names_the_command_that_builds_it(store: Store) -> None:
-    with pytest.raises(PlanError) as raised:
-        trainings.train(store, trainings.sequences(store), plan="preset:roles")
-    assert "guide build-masks" in str(raised.value.hint)
+    for plan, flags in (("preset:roles", "--idf IDF --deps DEPS"), ("preset:roles-unparsed", "--idf IDF")):
+        with pytest.raises(PlanError) as raised:
+            trainings.train(store, trainings.sequences(store), plan=plan)
+        assert f"`guide build-masks SEQUENCES {flags}` writes it" in str(raised.value.hint)
 
 
 def test_a_run_with_an_adversary_is_reproducible(store: Store, tmp_path: Path) -> None:

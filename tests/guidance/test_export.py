@@ -119,7 +119,7 @@ def test_onnxruntime_follows_a_plan_at_other_shapes(family: str) -> None:
     _check(family, SHAPING, _in_onnx)
 
 
-@pytest.mark.one_in(120)
+@pytest.mark.one_in(240)
 @pytest.mark.parametrize("name", [*INDIVIDUAL, *OTHERS, *MIXED])
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_onnxruntime_follows_every_plan_that_shapes_a_model(family: str, name: str) -> None:

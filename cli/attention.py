@@ -22,6 +22,7 @@ from pipelines.engine.stage import check_working_folder
 
 if TYPE_CHECKING:
     from pipelines.probing.one_text import HeadOnText, TextAttention
+    from pipelines.storage.store import Store
 
 SHOWN = 3
 """Patterns in the line of a head."""
@@ -108,7 +109,7 @@ def attention_command(
             write_file(path, _picture(looked, chosen, layer, head, name=model_name, text=text, kind=kind))
             session.tell(f"drawn: {path}")
     if html is not None:
-        write_file(html, _page(folder, text, device))
+        write_file(html, _page(folder, text, device, parser, session.store))
         session.tell(f"written: {html}")
     rows = [
         {
@@ -202,22 +203,31 @@ def _followed(heads: Sequence[HeadOnText]) -> str:
     return "Most on " + ", ".join(f"{pattern}: {name} ({100 * share:.0f} %)" for pattern, (_, share, name) in first)
 
 
-def _page(folder: Path, text: str, device: str) -> bytes:
-    """The page of `guide discover` on this text alone."""
+def _page(folder: Path, text: str, device: str, parser: str, store: Store) -> bytes:
+    """The page of `guide discover` on this text alone.
+
+    Args:
+        store: has the idf that a plan with words learned with, and takes the masks of the text for it; of other models nothing is
+            kept.
+    """
     import tempfile
     from contextlib import closing
 
+    from guidance.checkpoint import find_plan
+    from guidance.plan import Plan
     from pipelines.explorer.export import one_file
     from pipelines.explorer.workspace import Workspace
     from pipelines.progress import warnings_only
     from pipelines.stages import discover_score
     from pipelines.storage.store import Store
+    from pipelines.training.plan_inputs import features
 
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "text.txt"
         source.write_text(" ".join(text.split()), encoding="utf-8")  # on one line, so that it is one example
-        config = discover_score.Config(device=device, sequence_length=512)
-        store = Store(Path(scratch) / "artifacts")
+        config = discover_score.Config(device=device, sequence_length=512, parser=parser)
+        if not features(find_plan(folder) or Plan(), training=False):
+            store = Store(Path(scratch) / "artifacts")
         with (
             warnings_only(),
             closing(Workspace({folder.name: str(folder)}, str(source), config, store, title="one text")) as workspace,

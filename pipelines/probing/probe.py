@@ -34,7 +34,7 @@ class SequencesConfig(stage.Config):
     scores: str = knob(
         "", "JSON, CSV or Parquet file with columns layer, head and score, for plans that choose heads by score."
     )
-    parser: str = knob("", "For a dataset: the parser, for plans that read syntax.")
+    parser: str = knob("", "For a dataset or a text: the parser, for plans that read syntax.")
     sequence_length: int = knob(
         0, "For a dataset or a text: longest sequence, in tokens; by default as in training, or 128.", ge=0
     )

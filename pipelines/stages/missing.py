@@ -66,12 +66,14 @@ def check_here(data: Artifact, store: Store) -> None:
 
 
 def build_sequences(
-    dataset: Artifact, tokenizer: str, max_length: int, store: Store, progress: Progress | None
+    data: Artifact, tokenizer: str, max_length: int, store: Store, progress: Progress | None
 ) -> Artifact:
-    """The examples of a dataset as sequences of a tokenizer's tokens.  Raises InputError if ``max_length`` is out of range."""
+    """The examples of a dataset, or the text of a corpus, as sequences of a tokenizer's tokens.  Raises InputError if
+    ``max_length`` is out of range."""
     sequences.check_length(max_length)
-    config = sequences.Config(max_length=max_length, packing="examples")
-    made = _tell("sequences", sequences.run(dataset.reference, tokenizer, config, store=store, progress=progress))
+    packing: dict[str, Any] = {"packing": "examples"} if is_dataset(data) else {}
+    config = sequences.Config(max_length=max_length, **packing)
+    made = _tell("sequences", sequences.run(data.reference, tokenizer, config, store=store, progress=progress))
     return store.load(made.reference, kind="sequences")
 
 
@@ -148,9 +150,9 @@ def build_masks(
 
 
 def read_by(
-    model: str, folder: Path, dataset: Artifact, config: AnyConfig, store: Store, progress: Progress | None
+    model: str, folder: Path, data: Artifact, config: AnyConfig, store: Store, progress: Progress | None
 ) -> tuple[Artifact, AnyConfig]:
-    """The sequences of a dataset for a trained model, and the configuration with the masks that its plan needs.  Raises
+    """The sequences of a dataset or a corpus for a trained model, and the configuration with the masks that its plan needs.  Raises
     PlanError if the plan reads syntax, and there is neither a parser nor masks.
 
     Args:
@@ -163,12 +165,12 @@ def read_by(
     plan = find_plan(folder) or Plan()
     if not config.masks:
         check_parser_of_trained(plan, model, config.parser, store)
-    made = build_sequences(dataset, str(folder), longest(model, config.sequence_length, store), store, progress)
+    made = build_sequences(data, str(folder), longest(model, config.sequence_length, store), store, progress)
     if config.masks:
         return made, config
     idf_of_training = trained_idf(model, plan, store)
     masks_made = build_masks(
-        made, dataset, plan, str(folder), config.parser, store, progress, training=False, known_idf=idf_of_training
+        made, data, plan, str(folder), config.parser, store, progress, training=False, known_idf=idf_of_training
     )
     return made, config.model_copy(update={"masks": "".join(masks_made)})
 

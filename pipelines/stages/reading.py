@@ -9,9 +9,9 @@ from typing import Any
 
 from guidance.errors import InputError
 from pipelines.engine.declaration import Opening, Take
-from pipelines.inputs import Model, is_dataset
+from pipelines.inputs import Model
 from pipelines.progress import log
-from pipelines.stages import corpus, missing, sequences
+from pipelines.stages import corpus, missing
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import ArtifactMissing
@@ -43,31 +43,21 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
         missing.check_here(data, store)
     if role == "model":
         _warn_of_idle_settings(config, data)
-    if data.kind == "corpus" and is_dataset(data):
+    if data.kind == "corpus":
         folder = folder_of(opening.inputs[role])
         data, config = missing.read_by(model, folder, data, config, store, progress)
-        opening.stack.enter_context(data)
-    else:
-        if data.kind == "corpus":
-            length = missing.longest(model, config.sequence_length, store)
-            sequences.check_length(length)
-            settings = sequences.Config(max_length=length)
-            folder = folder_of(opening.inputs[role])
-            reference = sequences.run(data.reference, str(folder), settings, store=store, progress=progress).reference
-        data = opening.load(reference, kind="sequences")
-    return data, config
+        return opening.stack.enter_context(data), config
+    return opening.load(reference, kind="sequences"), config
 
 
 def _warn_of_idle_settings(config: Any, data: Artifact) -> None:
     """Warn of settings that say how to read data of another kind."""
-    if config.sequence_length and data.kind == "sequences":
-        log.warning(
-            "--sequence-length %d has no effect: it is for datasets and texts, and %s has sequences already",
-            config.sequence_length,
-            data.reference,
-        )
-    if config.parser and not (data.kind == "corpus" and is_dataset(data)):
-        log.warning("--parser has no effect: it is for datasets, and %s is not one", data.reference)
+    for name in ("sequence_length", "parser"):
+        if (value := getattr(config, name)) and data.kind == "sequences":
+            flag = f"--{name.replace('_', '-')} {value}"
+            log.warning(
+                "%s has no effect: it is for datasets and texts, and %s has sequences already", flag, data.reference
+            )
 
 
 class Reading(Take):

@@ -97,6 +97,27 @@ def test_attention_is_that_of_the_model_as_json_and_pictures(
     assert [line.split(":")[0] for line in done.err.splitlines()] == ["drawn", "drawn", "drawn", "written"]
 
 
+def test_a_model_that_reads_idf_finds_that_of_its_training_in_a_text(guide: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("".join(f"the dog saw the {word} .\n" for word in ("cat", "man", "cat", "dog")))
+    (tmp_path / "text.txt").write_text("the cat saw the man .\n")
+    (tmp_path / "plan.toml").write_text('[[guide]]\npattern = "rare"\nmechanism = "mask"\nheads = [0]\n')
+    for line in (
+        "build-corpus train.txt --documents line --sentences line --valid 0 --name text",
+        "build-tokenizer text --kind word --min-frequency 1 --name words",
+        "build-sequences text words --max-length 16 --name text-16",
+        "build-idf text --name idf",
+        "build-masks text-16 --idf idf --name roles",
+        "pretrain text-16 --masks roles --plan plan.toml --layers 1 --hidden 16 --heads 2 --steps 1 --name model",
+    ):
+        done = guide(*line.split())
+        assert done.code == 0, (line, done.err)
+    found = guide("probe", "relevance", "model", "text.txt")
+    assert found.code == 0 and "rare" in found.out + found.err, found.err
+    drawn = guide("attention", "model", "--text", "the cat saw the man .", "--html", "page.html")
+    assert drawn.code == 0 and b"guide-data" in (tmp_path / "page.html").read_bytes(), drawn.err
+    assert len([*(tmp_path / "artifacts" / "idf").iterdir()]) == 1, "no idf is counted in the text"
+
+
 def test_a_caption_runs_from_left_to_right_whatever_the_text_is_written_in(
     guide: Callable[..., Any], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,12 @@ def attention_command(
     svg: Svg = None,
     pdf: Pdf = None,
     html: Annotated[
-        Path | None, Option(metavar="FILE", help="HTML file for the page of `guide discover` with this text.")
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="HTML file for the page of `guide discover` with this text.  For a plan that reads words, the text and its masks go "
+            "into the store.",
+        ),
     ] = None,
     sinks: Annotated[
         bool,
@@ -226,7 +231,7 @@ def _page(folder: Path, text: str, device: str, parser: str, store: Store) -> by
         source = Path(scratch) / "text.txt"
         source.write_text(" ".join(text.split()), encoding="utf-8")  # on one line, so that it is one example
         config = discover_score.Config(device=device, sequence_length=512, parser=parser)
-        if not features(find_plan(folder) or Plan(), training=False):
+        if not {*features(find_plan(folder) or Plan(), training=False)} - {"segment"}:
             store = Store(Path(scratch) / "artifacts")
         with (
             warnings_only(),

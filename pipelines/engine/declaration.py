@@ -90,6 +90,7 @@ class Opening(Generic[C]):
     Attributes:
         stage: what runs; may be replaced, for example by a version that depends on the inputs.
         config: the settings so far; see `change`.
+        given: the settings as the caller gave them.
         references: how the caller named the inputs, by role.
         inputs: the inputs so far, by role.
         stdin: what ``-`` reads.
@@ -107,6 +108,9 @@ class Opening(Generic[C]):
     stack: contextlib.ExitStack
     references: Mapping[str, Any]
     inputs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.given = self.config
 
     @property
     def progress(self) -> Progress | None:

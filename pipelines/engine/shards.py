@@ -314,7 +314,7 @@ def _warn_of_other_shards(names: set[str], folder: Path) -> None:
     others = {path.name.split(".")[0] for path in folder.glob("[0-9]*.partial")} - names
     if others:
         log.warning(
-            "%s to another --shard-size and not used; give that --shard-size to use them",
+            "%s to another --shard-size and will not be used; give that --shard-size to use them",
             counted(len(others), "partial file belongs", "partial files belong"),
         )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from pipelines.stages import corpus, discover_score, missing, sequences
+from pipelines.stages import corpus, discover_score, missing
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.text.line_layout import SAMPLE, beginning, has_sentence_lines
 from pipelines.text.readers import format_of, open_text
+from pipelines.training.opening import find_folder
 
 
 def one_each(data: str, model: str, config: discover_score.Config, store: Store) -> tuple[str, discover_score.Config]:
@@ -23,11 +24,10 @@ def one_each(data: str, model: str, config: discover_score.Config, store: Store)
     lines = corpus.Config(valid=0.0, documents="line", sentences="line")
     read = corpus.run([data], lines, store=store)
     assert read is not None, "only shards give None"
-    length = missing.longest(model, config.sequence_length, store)
-    sequences.check_length(length)
-    settings = sequences.Config(max_length=length, packing="document")
-    made = sequences.run(read.reference, model, settings, store=store)
-    return made.reference, config.model_copy(update={"split": "train", "sequence_length": 0})
+    folder = find_folder(model, store)
+    made, config = missing.read_by(model, folder, read.artifact, config, store, None, packing="document")
+    made.close()
+    return made.reference, config.model_copy(update={"split": "train", "sequence_length": 0, "parser": ""})
 
 
 def _has_sentence_lines(name: str) -> bool:

@@ -124,7 +124,7 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool], *, confidence: float 
     """The exact McNemar test of two accuracies: is a change for the better as frequent as one for the worse?
 
     The interval is Wald's after half an example was added to each of the four counts of right and wrong.  It does not come from the
-    test, so beside a p-value near 0.05 it may or may not hold 0.
+    test, so beside a p-value near 0.05 it may or may not contain 0.
 
     Args:
         first, second: whether each system is right, example by example.
@@ -144,8 +144,8 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool], *, confidence: float 
     n = len(before) + 2.0
     middle, changed = (better - worse) / n, (better + worse + 1) / n
     reach = float(stats.norm.ppf(0.5 + confidence / 2)) * ((changed - middle**2) / n) ** 0.5
-    effect = (better - worse) / len(before)
-    return Difference("McNemar's exact test", effect, middle - reach, middle + reach, p, len(before))
+    low, high = max(-1.0, middle - reach), min(1.0, middle + reach)
+    return Difference("McNemar's exact test", (better - worse) / len(before), low, high, p, len(before))
 
 
 def detectable(deviation: float, n: int, *, level: float = 0.05, power: float = 0.8) -> float:

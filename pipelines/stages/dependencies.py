@@ -64,7 +64,7 @@ class Config(executor.Config):
     def _check_parser(cls, value: str) -> str:
         kind, _, rest = value.partition(":")
         if kind not in (*MODELS, "conllu") or not rest:
-            raise ValueError(f"expected {NAMES} or conllu:FILES{kind_meant(value)}")
+            raise ValueError(f"expected {NAMES}, or conllu:FILES{kind_meant(value)}")
         return value
 
     def recipe(self) -> dict[str, Any]:

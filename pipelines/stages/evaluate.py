@@ -52,7 +52,9 @@ class SharedConfig(stage.Config):
         "For a dataset or a text: longest sequence, in tokens; by default that of the model's own sequences, or 128.",
         ge=0,
     )
-    parser: str = knob("", "For a dataset: the parser, for plans that read syntax, as in `guide build-deps --parser`.")
+    parser: str = knob(
+        "", "For a dataset or a text: the parser, for plans that read syntax, as in `guide build-deps --parser`."
+    )
     masks: str = knob(
         "", "Artifact that `guide build-masks` made of the sequences, for plans that read words, idf or trees."
     )

@@ -61,7 +61,7 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
         0.06,
         ge=0,
         lt=1,
-        description="Share of the steps over which the learning rate rises, without --warmup-steps.",
+        description="Share of the steps over which the learning rate rises, if --warmup-steps is 0.",
     )
     evaluate_every: int = Field(0, ge=0, description="Steps between validations; 0 validates after every epoch.")
     valid_sequences: int = Field(0, ge=0, description="Maximum number of validation examples; 0 for all.")

@@ -222,6 +222,8 @@ def _next(made: Artifact, store: Store) -> tuple[str, ...]:
     with store.load_input(made, "sequences", verify=False) as sequences:
         if sequences.manifest["config"]["packing"] == "pairs":
             train += " --objective translation"
+        elif preset == "roles-unparsed":  # of the default size, as the plain model of `build-sequences`
+            train += " --learning-rate 1e-3"
     return (*((train,) if preset else ()), "guide masks show {}")
 
 

@@ -66,13 +66,17 @@ def check_here(data: Artifact, store: Store) -> None:
 
 
 def build_sequences(
-    data: Artifact, tokenizer: str, max_length: int, store: Store, progress: Progress | None
+    data: Artifact, tokenizer: str, max_length: int, store: Store, progress: Progress | None, packing: str = ""
 ) -> Artifact:
     """The examples of a dataset, or the text of a corpus, as sequences of a tokenizer's tokens.  Raises InputError if
-    ``max_length`` is out of range."""
+    ``max_length`` is out of range.
+
+    Args:
+        packing: see `pipelines.stages.sequences.Config`; by default that of examples, or of text.
+    """
     sequences.check_length(max_length)
-    packing: dict[str, Any] = {"packing": "examples"} if is_dataset(data) else {}
-    config = sequences.Config(max_length=max_length, **packing)
+    packed: dict[str, Any] = {"packing": packing or "examples"} if packing or is_dataset(data) else {}
+    config = sequences.Config(max_length=max_length, **packed)
     made = _tell("sequences", sequences.run(data.reference, tokenizer, config, store=store, progress=progress))
     return store.load(made.reference, kind="sequences")
 
@@ -150,7 +154,13 @@ def build_masks(
 
 
 def read_by(
-    model: str, folder: Path, data: Artifact, config: AnyConfig, store: Store, progress: Progress | None
+    model: str,
+    folder: Path,
+    data: Artifact,
+    config: AnyConfig,
+    store: Store,
+    progress: Progress | None,
+    packing: str = "",
 ) -> tuple[Artifact, AnyConfig]:
     """The sequences of a dataset or a corpus for a trained model, and the configuration with the masks that its plan needs.  Raises
     PlanError if the plan reads syntax, and there is neither a parser nor masks.
@@ -158,6 +168,7 @@ def read_by(
     Args:
         model: its reference or folder; folder: that of its files.
         config: with ``sequence_length``, ``parser`` and ``masks``, which are not made if they were given.
+        packing: see `build_sequences`.
     """
     from guidance.checkpoint import find_plan
     from guidance.plan import Plan
@@ -165,7 +176,7 @@ def read_by(
     plan = find_plan(folder) or Plan()
     if not config.masks:
         check_parser_of_trained(plan, model, config.parser, store)
-    made = build_sequences(data, str(folder), longest(model, config.sequence_length, store), store, progress)
+    made = build_sequences(data, str(folder), longest(model, config.sequence_length, store), store, progress, packing)
     if config.masks:
         return made, config
     idf_of_training = trained_idf(model, plan, store)

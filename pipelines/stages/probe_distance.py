@@ -9,6 +9,7 @@ Source: Clark et al. 2019, section 6; Li et al. 2022, section 5 (the distance be
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from pipelines.stages.reading import ON_SEQUENCES, read_data
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.tables import Columns
 from pipelines.training.learner import name_of_model
+from pipelines.training.plan_inputs import load_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,18 +58,21 @@ DISTANCES: Columns = {
 
 
 def prepare(opening: Opening[Config]) -> None:
-    """Raises InputError unless both models, with the weights that they have, read the data as the same tokens."""
+    """Adds the masks that the plan of the other model needs, if they are others.  Raises InputError unless both models, with the
+    weights that they have, read the data as the same tokens."""
     if "other" not in opening.inputs:
         return
     if opening.config.random is not None:
         raise InputError("--random is for the heads of one model", hint="leave out --from, or --random")
-    theirs, _ = read_data(opening.references["data"], "other", opening)
+    theirs, config = read_data(opening.references["data"], "other", opening, opening.given)
     if theirs.content != opening.inputs["sequences"].content:
         model, other = opening.references["model"], opening.references["other"]
         raise InputError(
             f"{model} and {other} split the text into other tokens, or other lengths, so that their heads cannot be compared",
             hint="models with one tokenizer; if they were trained on other lengths, give --sequence-length",
         )
+    if config.masks and config.masks != opening.config.masks:
+        opening.inputs["other_masks"] = load_inputs(config, [theirs], opening.store)["masks"]
 
 
 def measure(run: Run[Config]) -> Findings:
@@ -79,11 +84,15 @@ def measure(run: Run[Config]) -> Findings:
 
     watched = WatchedSequences(run.inputs, run.config, run.config.random)
     is_one = "other" not in run.inputs
-    other = watched if is_one else WatchedSequences({**run.inputs, "model": run.inputs["other"]}, run.config)
+    own = {"other": "model", "other_masks": "masks"}
+    theirs = {**run.inputs, **{own[role]: given for role, given in run.inputs.items() if role in own}}
+    other = watched if is_one else WatchedSequences(theirs, run.config)
     total: Any = 0.0
-    for batch in batches_of(run, watched, 1):  # the maps of one sequence fit into memory, those of a batch may not
+    batches_of_other = itertools.repeat(None) if is_one else other.batches(1)
+    # the maps of one sequence fit into memory, those of a batch may not
+    for batch, batch_of_other in zip(batches_of(run, watched, 1), batches_of_other, strict=False):
         maps = _maps(watched, batch)
-        others = maps if is_one else _maps(other, batch)
+        others = maps if batch_of_other is None else _maps(other, batch_of_other)
         total = total + head_distances(torch.cat(list(maps.values())), torch.cat(list(others.values()))).cpu()
     distances: Tensor = total / watched.number
     heads, other_heads = (

@@ -116,11 +116,9 @@ def _sequences(model: WatchedModel, config: Config) -> tuple[Tensor, int]:
     begin, end = [] if model.special["cls"] is None else [model.special["cls"]], list[int]()
     if not model.is_causal:
         encoding = model.tokenizer.encode("a")
-        places = [place for place, part in enumerate(encoding.sequence_ids) if part is not None] or [
-            1,
-            0,
-        ]  # no such letter
-        begin, end = encoding.ids[: places[0]], encoding.ids[places[-1] + 1 :]
+        places = [place for place, part in enumerate(encoding.sequence_ids) if part is not None]
+        first, last = (places[0], places[-1] + 1) if places else (len(begin), len(begin))  # no such letter
+        begin, end = encoding.ids[:first], encoding.ids[last:]
     around = len(begin) + len(end)
     if model.longest is not None and 2 * config.length + around > model.longest:
         raise InputError(

@@ -19,11 +19,11 @@ from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import load_inputs, trained_tables
 
 
-def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifact, Any]:
-    """Data as sequences for the model in one role, and the configuration with the masks that its plan needs.  The
-    reference names sequences that were made with its tokenizer, a dataset, a corpus or a text file.  Raises InputError if
-    there are no such data."""
-    config, store, progress = opening.config, opening.store, opening.progress
+def read_data(reference: str, role: str, opening: Opening[Any], config: Any) -> tuple[Artifact, Any]:
+    """Data as sequences for the model in one role, and the settings with the masks that its plan needs.  The reference names
+    sequences that were made with its tokenizer, a dataset, a corpus or a text file.  Raises InputError if there are no such
+    data."""
+    store, progress = opening.store, opening.progress
     model = opening.references[role]
     try:
         data = opening.load(reference)
@@ -71,7 +71,7 @@ class Reading(Take):
             opening.store.find(reference)
 
     def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
-        data, opening.config = read_data(reference, "model", opening)
+        data, opening.config = read_data(reference, "model", opening, opening.config)
         opening.inputs["sequences"] = data
         with where_known():
             self.check(opening)

@@ -23,16 +23,15 @@ SYNTAX = ("head", "relation", "pos", "negation", "stop_word")
 NAMES = "spacy:NAME_OR_FOLDER, stanza:LANG or stanza:FOLDER:LANG:PACKAGE"
 """How users name a parser that has a model."""
 
-
 MOST_WORDS = 512
 """Longest sentence that is parsed unless a user says otherwise."""
 
 
 def kind_meant(name: str) -> str:
     """``; did you mean spacy:NAME?`` for a name without its kind, and ``stanza:`` for a code of a language; otherwise nothing."""
-    if not name or ":" in name:
+    if not name or ":" in name or name in (*MODELS, "conllu") or name.endswith(".conllu"):
         return ""
-    return f"; did you mean {'stanza' if len(name) <= 3 else 'spacy'}:{name}?"
+    return f"; did you mean {'stanza' if len(name) <= 3 and name.isalpha() else 'spacy'}:{name}?"
 
 
 @functools.cache

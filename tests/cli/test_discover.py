@@ -108,6 +108,7 @@ def test_a_model_that_reads_idf_finds_that_of_its_training_in_a_text(guide: Call
         "build-idf text --name idf",
         "build-masks text-16 --idf idf --name roles",
         "pretrain text-16 --masks roles --plan plan.toml --layers 1 --hidden 16 --heads 2 --steps 1 --name model",
+        "pretrain text-16 --layers 1 --hidden 16 --heads 2 --steps 1 --name plain",
     ):
         done = guide(*line.split())
         assert done.code == 0, (line, done.err)
@@ -115,6 +116,12 @@ def test_a_model_that_reads_idf_finds_that_of_its_training_in_a_text(guide: Call
     assert found.code == 0 and "rare" in found.out + found.err, found.err
     drawn = guide("attention", "model", "--text", "the cat saw the man .", "--html", "page.html")
     assert drawn.code == 0 and b"guide-data" in (tmp_path / "page.html").read_bytes(), drawn.err
+    (tmp_path / "lines.txt").write_text("the cat saw the man .\nthe man saw the dog .\n" * 5)
+    page = guide("discover", "export", "model", "lines.txt", "--to", "lines.html")
+    assert page.code == 0 and b"guide-data" in (tmp_path / "lines.html").read_bytes(), page.err
+    for one, other in (("model", "plain"), ("plain", "model")):
+        said = guide("probe", "distance", one, "text.txt", "--from", other)
+        assert said.code == 0, said.err
     assert len([*(tmp_path / "artifacts" / "idf").iterdir()]) == 1, "no idf is counted in the text"
 
 

@@ -77,7 +77,9 @@ def test_build_masks_does_not_warn_of_tables_that_were_not_given(guide: Guide, m
     unparsed = guide("build-masks", made["sequences"], "--idf", made["idf"])
     assert "warning" not in unparsed.err
     assert "columns: word, segment, idf\n" in unparsed.err
-    assert unparsed.err.rstrip().endswith(f"--masks {unparsed.out.strip()} --plan preset:roles-unparsed")
+    assert unparsed.err.rstrip().endswith(
+        f"--masks {unparsed.out.strip()} --plan preset:roles-unparsed --learning-rate 1e-3"
+    )
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def test_mcnemar_by_hand() -> None:
     assert (found.effect, found.p, found.n) == (pytest.approx(0.4), pytest.approx(14 / 64), 10)
     # (5 - 1) / 12, and 1.96 times the root of ((6 + 1) / 12 - (4 / 12)^2) / 12
     assert (found.low, found.high) == (pytest.approx(1 / 3 - 0.3888, abs=1e-4), pytest.approx(1 / 3 + 0.3888, abs=1e-4))
+    assert mcnemar([False] * 5, [True] * 5).high == 1.0
     assert mcnemar(first, first).p == 1.0
     with pytest.raises(InputError, match="10 examples, the other 9"):
         mcnemar(first, second[1:])

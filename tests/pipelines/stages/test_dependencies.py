@@ -491,12 +491,12 @@ def test_the_number_of_torch_threads_is_restored(small: str, store: Store) -> No
     [
         ("en_core_web_sm", "; did you mean spacy:en_core_web_sm?"),
         ("om", "; did you mean stanza:om?"),
-        *((name, "") for name in ("", "spacy:", "conllu:", "udpipe:x")),
+        *((name, "") for name in ("", "spacy", "spacy:", "conllu:", "trees.conllu", "udpipe:x")),
     ],
 )
 def test_an_unknown_parser_is_refused(parser: str, meant: str) -> None:
     with pytest.raises(
-        ValueError, match="expected spacy:NAME_OR_FOLDER.* or conllu:FILES" + re.escape(meant) + " ?\\["
+        ValueError, match="expected spacy:NAME_OR_FOLDER.*, or conllu:FILES" + re.escape(meant) + " ?\\["
     ):
         dependencies.Config(parser=parser)
 

@@ -217,9 +217,11 @@ def evidence(table: Table, labels: Collection[str], store: Store) -> dict[str, A
     found: dict[str, Any] = {}
     if table.start is starter:
         found["starter"] = about_starter(store)
-    tested = {name: data for name, data in table.data.items() if data.metric == "accuracy"}
+    tested: dict[str, Callable[[Store], str]] = {}
+    for name, data in table.data.items():
+        tested |= {name: data.build, **data.also} if data.metric == "accuracy" else {}
     if tested:
-        found["most frequent class"] = {name: most_frequent(data.build(store), store) for name, data in tested.items()}
+        found["most frequent class"] = {name: most_frequent(build(store), store) for name, build in tested.items()}
     for finder in (changes.get("plan") for label, changes in table.rows.items() if label in labels):
         if isinstance(finder, Found) and "found" not in found:
             counts = finder.scored(table, store).counts

@@ -13,7 +13,7 @@ import functools
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -67,7 +67,7 @@ def json_documents(lines: Iterable[tuple[int, str]], name: str, fields: Fields, 
         text = find_field(record, fields.text)
         if text is MISSING:
             texts = dict(_texts_in(record))
-            hint = text_hint(sorted(texts, key=lambda name: -len(texts[name])))
+            hint = text_hint(likeliest(texts))
             raise InputError(f"{place}: no field {fields.text!r}; it has {short_list(record)}", hint=hint)
         if text is None:
             notes.drop("null text", place)
@@ -115,6 +115,16 @@ def _texts_in(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield prefix + name, value
         elif isinstance(value, dict) and prefix.count(".") < _DEPTH:
             yield from _texts_in(value, f"{prefix}{name}.")
+
+
+def likeliest(held: Mapping[str, str]) -> list[str]:
+    """The names of fields or columns, given a string of each: first the longest strings, last addresses."""
+
+    def rank(name: str) -> tuple[bool, int]:
+        is_address = "://" in held[name] and " " not in held[name].strip()
+        return is_address, -len(held[name])
+
+    return sorted(held, key=rank)
 
 
 def text_hint(held: Sequence[str]) -> str:
@@ -191,12 +201,10 @@ def table_documents(
     top = next(rows, None)
     if top is None:
         return
-    header = top[1]
-    likeliest = header
-    if fields.text not in header:  # `_columns` raises an error, which suggests the column of the longest text first
-        lengths = dict(zip(header, map(len, next(rows, (0, header))[1]), strict=False))
-        likeliest = sorted(header, key=lambda column: -lengths.get(column, 0))
-    text_at, id_at = _columns(header, fields, f"{name!r}, line {top[0]}", likeliest)
+    texts = header = top[1]
+    if fields.text not in header:  # `_columns` raises an error, which suggests a column
+        texts = likeliest(dict(zip(header, next(rows, (0, header))[1], strict=False)))
+    text_at, id_at = _columns(header, fields, f"{name!r}, line {top[0]}", texts)
     for number, row in rows:
         if len(row) != len(header):
             hint = "if quotes are plain letters here: --no-quoting" if quoting else "if the file uses quotes: --quoting"

@@ -403,6 +403,7 @@ def test_every_reader_reads_or_refuses_every_file(suffix: str, tmp_path: Path) -
     [
         ("a.jsonl", b'{"id": "7", "body": {"main": "A long text.", "title": "T"}}', "--text-field body.main"),
         ("a.csv", b"id,body\n1,A long text.\n", "--text-field body"),
+        ("a.csv", b"url,body\nhttps://example.org/of/some/length,A text.\n", "--text-field body"),
         ("a.parquet", parquet_of(id=[1], body=["A long text."]), "--text-field body"),
         ("b.parquet", parquet_of(id=[1], body=[{"main": "A."}]), "--text-field body.main"),
     ],

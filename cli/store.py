@@ -120,22 +120,21 @@ def show(
     if folder is not None:
         _show_unfinished(session, folder)
         return
-    from pipelines.views.findings import findings_of, size_table
+    from pipelines.views.findings import findings_of
 
     with session.store.load(reference, verify=False) as artifact:
         unlisted, missing = artifact.unlisted_files(), artifact.missing_files()
         findings = [] if session.json else findings_of(artifact)
     names = [str(n) for n in session.store.names() if (n.kind, n.recipe) == (artifact.kind, artifact.recipe)]
     about = {"artifact": artifact.reference, "path": os.fspath(artifact.path), "names": names}
-    sizes = size_table(artifact.counts)
-    session.answer(about | artifact.manifest, _shown(artifact, names, findings, sizes))
+    session.answer(about | artifact.manifest, _shown(artifact, names, findings))
     for name in missing:
         log.warning("%s: missing", artifact.path / name)
     for name in unlisted:
         log.warning("%s: not in the manifest", artifact.path / name)
 
 
-def _shown(artifact: Artifact, names: Sequence[str], findings: Sequence[Table], sizes: Table | None) -> Iterator[str]:
+def _shown(artifact: Artifact, names: Sequence[str], findings: Sequence[Table]) -> Iterator[str]:
     manifest = artifact.manifest
     head = {"artifact": artifact.reference, "names": ", ".join(names) or "-", "path": artifact.path}
     keys = ("stage", "stage_version", "created", "seconds", "guide", "git", "seed", "content")
@@ -143,7 +142,7 @@ def _shown(artifact: Artifact, names: Sequence[str], findings: Sequence[Table], 
     if artifact.kind == "search":  # its runs took the time, and each has its own
         head.pop("seconds", None)
     yield from (f"{key:<10} {value}" for key, value in head.items())
-    for found in filter(None, (*findings, sizes)):
+    for found in findings:
         yield from (*table(found.titles, found.rows), *found.notes)
     inputs = manifest.get("inputs", {})
 
@@ -157,7 +156,7 @@ def _shown(artifact: Artifact, names: Sequence[str], findings: Sequence[Table], 
             "counts": {
                 name: count
                 for name, count in manifest.get("counts", {}).items()
-                if (not findings or isinstance(count, int | float | str)) and not (sizes and name == "splits")
+                if not findings or isinstance(count, int | float | str)
             },
             "inputs": {role: f"{each.get('kind')} {str(each.get('content'))[:16]}" for role, each in inputs.items()},
             "config": manifest.get("config", {}),

@@ -1,4 +1,4 @@
-"""What a probe, an evaluation or a search found, as the tables that its command shows; and the sizes of the splits of data."""
+"""What a probe, an evaluation or a search found, as the tables that its command shows."""
 
 from __future__ import annotations
 
@@ -31,19 +31,6 @@ def findings_of(artifact: Artifact) -> list[Table]:
             config = stage.config(**{name: value for name, value in given.items() if name in fields})
             return [stage.command.show(artifact, config)]
     return []
-
-
-def size_table(counts: Mapping[str, Any]) -> Table | None:
-    """The sizes of the splits of a corpus, of sequences or of masks; None if they are not among what an artifact counts."""
-    splits = counts.get("splits")
-    if not isinstance(splits, dict) or not all(isinstance(own, dict) for own in splits.values()):
-        return None
-    names = list(dict.fromkeys(name for own in splits.values() for name in own))
-    rows = [
-        (split, *(f"{own[name]:,}" if type(own.get(name)) is int else "–" for name in names))
-        for split, own in splits.items()
-    ]
-    return Table(("split", *(name.replace("_", " ") for name in names)), rows) if names else None
 
 
 def metric_tables(counts: Mapping[str, Any]) -> list[Table]:

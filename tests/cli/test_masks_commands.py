@@ -63,10 +63,6 @@ def test_build_masks_says_what_it_did_and_what_comes_next(guide: Guide, made: di
         f"next: guide pretrain {made['sequences']} --masks {made['masks']} --plan preset:roles --size small\n"
         in again.err
     )
-    shown = guide("show", made["masks"]).out.splitlines()
-    (title,) = (number for number, line in enumerate(shown) if line.startswith("split "))
-    assert shown[title].split()[:3] == ["split", "sequences", "tokens"] and shown[title + 1].startswith("train ")
-    assert not [line for line in shown if line.startswith("  splits")]
     alone = guide("build-masks", made["sequences"])
     assert alone.code == 0
     assert "columns: word, segment\n" in alone.err

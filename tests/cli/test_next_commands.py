@@ -41,7 +41,8 @@ def test_suggestions_lead_from_a_text_to_a_comparison(guide: Guide, text: Path) 
     tokenizer = guide(*after(corpus), "--vocab-size", "300", "--name", "bpe")
     assert after(tokenizer) == ["build-sequences", "lines@1", "bpe@1"]
     sequences = guide(*after(tokenizer), "--max-length", "32")
-    assert after(sequences) == ["pretrain", sequences.out.strip()]
+    rate = ["--learning-rate", "1e-3"]
+    assert after(sequences) == ["pretrain", sequences.out.strip(), *rate]
     plain = guide(*after(sequences), *SHORT, "--name", "plain")
     assert after(plain) == ["show", "plain@1"]
 
@@ -49,7 +50,15 @@ def test_suggestions_lead_from_a_text_to_a_comparison(guide: Guide, text: Path) 
     assert after(idf) == ["build-masks", sequences.out.strip(), "--idf", "rare@1"]
     masks = guide(*after(idf))
     made = masks.out.strip()
-    assert after(masks) == ["pretrain", sequences.out.strip(), "--masks", made, "--plan", "preset:roles-unparsed"]
+    assert after(masks) == [
+        "pretrain",
+        sequences.out.strip(),
+        "--masks",
+        made,
+        "--plan",
+        "preset:roles-unparsed",
+        *rate,
+    ]
     guided = guide(*after(masks), *SHORT, "--name", "guided")
     assert after(guided) == ["compare", "plain@1", "guided@1"]
     plan = guide("plan", "new", "--output", "my plan.toml")

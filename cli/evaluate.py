@@ -69,9 +69,9 @@ def evaluate_command(
     metrics of their task.  Masked language models: loss, perplexity and accuracy at masked tokens, next to n-gram floors.  A
     model no better than `unigram` has learned nothing from context; one worse than `neighbours` has learned less than counts of
     both neighbouring tokens.  Causal language models: the same at every token, and bits per byte, which do not depend on the
-    tokenizer; their n-gram floors read only earlier tokens.  BERT with next sentences: these too.  ELECTRA: precision and recall of the discriminator, accuracy of its
-    generator.  Encoder-decoders: NLL, BLEU and chrF of their translations.  The model's plan is applied.  Any Hugging Face
-    folder can be measured.
+    tokenizer; their n-gram floors read only earlier tokens.  BERT with next sentences: these too.  ELECTRA: precision and
+    recall of the discriminator, accuracy of its generator.  Encoder-decoders: NLL, BLEU and chrF of their translations.  The
+    model's plan is applied.  Any Hugging Face folder can be measured.
 
     Given a dataset, the command builds its sequences with the tokenizer of the model, and the masks that its plan needs.  The
     metrics are printed and stored, and so is the prediction for every example.

@@ -173,7 +173,9 @@ def read_by(
     from guidance.checkpoint import find_plan
     from guidance.plan import Plan
 
-    plan = find_plan(folder) or Plan()
+    # random weights follow no plan; of a dataset masks are made all the same, for patterns that read words
+    is_free = getattr(config, "random", None) is not None and not is_dataset(data)
+    plan = Plan() if is_free else find_plan(folder) or Plan()
     if not config.masks:
         check_parser_of_trained(plan, model, config.parser, store)
     made = build_sequences(data, str(folder), longest(model, config.sequence_length, store), store, progress, packing)

@@ -172,13 +172,13 @@ class TrainingConfig(ModelConfig):
 
     @property
     def plan_name(self) -> str:
-        """How messages call the plan of the run."""
+        """The name of the run's plan in messages."""
         if self.plan and self.plan != [MODEL]:
             return " and ".join(map(self.called, self.plan))
         return f"the plan of {self.init}" if self.init else "the empty plan"
 
     def called(self, plan: str) -> str:
-        """How messages call one ``--plan``."""
+        """The name of one ``--plan`` in messages."""
         return f"the plan of {self.init}" if plan == MODEL else "the plan" if is_text(plan) else plan
 
     @property

@@ -116,6 +116,8 @@ def test_a_model_that_reads_idf_finds_that_of_its_training_in_a_text(guide: Call
     assert found.code == 0 and "rare" in found.out + found.err, found.err
     drawn = guide("attention", "model", "--text", "the cat saw the man .", "--html", "page.html")
     assert drawn.code == 0 and b"guide-data" in (tmp_path / "page.html").read_bytes(), drawn.err
+    free = guide("probe", "relevance", "model", "text.txt", "--random", "0")
+    assert free.code == 0 and "masks: " not in free.err, "random weights follow no plan"
     (tmp_path / "lines.txt").write_text("the cat saw the man .\nthe man saw the dog .\n" * 5)
     page = guide("discover", "export", "model", "lines.txt", "--to", "lines.html")
     assert page.code == 0 and b"guide-data" in (tmp_path / "lines.html").read_bytes(), page.err

@@ -101,7 +101,8 @@ class Reader:
             command = command.replace("en_core_web_sm", str(shared("models/spacy-en_ud_ewt_sm")))
         command = re.sub(r"--steps \d+", "--steps 3", command)
         command, _, output = command.partition(" > ")
-        if re.search(r"[|$<>&;]", command):
+        unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
+        if re.search(r"[|$<>&;]", unquoted):
             return self._in_shell(command, settings)
         program, *arguments = shlex.split(command, comments=True)
         assert program == "guide"

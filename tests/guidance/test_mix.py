@@ -113,6 +113,7 @@ class Loops:
         module.register_forward_hook(hook)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("place", ["stream", "input", *OF_HEADS])
 @pytest.mark.parametrize("family", [*FAMILIES, *SEQ2SEQ])

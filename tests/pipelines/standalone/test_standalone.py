@@ -244,6 +244,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.every
 def test_an_encoder_with_added_heads_is_the_first_model_that_a_process_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,8 +212,8 @@ def _page(folder: Path, text: str, device: str, parser: str, store: Store) -> by
     """The page of `guide discover` on this text alone.
 
     Args:
-        store: has the idf that a plan with words learned with, and takes the masks of the text for it; of other models nothing is
-            kept.
+        store: has the idf or the counts that a plan with words learned with, and takes the masks of the text for it; of other models
+            nothing is kept.
     """
     import tempfile
     from contextlib import closing
@@ -231,7 +231,8 @@ def _page(folder: Path, text: str, device: str, parser: str, store: Store) -> by
         source = Path(scratch) / "text.txt"
         source.write_text(" ".join(text.split()), encoding="utf-8")  # on one line, so that it is one example
         config = discover_score.Config(device=device, sequence_length=512, parser=parser)
-        if not {*features(find_plan(folder) or Plan(), training=False)} - {"segment"}:
+        plan = find_plan(folder) or Plan()
+        if not ({*features(plan, training=False)} - {"segment"} or plan.tables(training=False)):
             store = Store(Path(scratch) / "artifacts")
         with (
             warnings_only(),

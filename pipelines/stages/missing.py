@@ -19,7 +19,7 @@ from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import MANIFEST, ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.text.parsers import SYNTAX
-from pipelines.training.plan_inputs import features
+from pipelines.training.plan_inputs import check_tables, features, model_input, read_tables, trained_tables
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -198,8 +198,11 @@ def text_words(
     sentences: str = "rules",
     parses: bool = False,
 ) -> TextWords:
-    """What finds the words of texts that come one by one, as the plan of a trained model reads them.  Raises PlanError if the plan
-    reads syntax, and there is no parser; InputError if the parser cannot be opened, or the idf that the model learned with is gone.
+    """What finds the words of texts that come one by one, and what the plan of a trained model looks up, as the model learned with it.
+
+    Raises:
+        PlanError: the plan reads syntax, and there is no parser; or co-occurrence counts, and the model is a folder without its store.
+        InputError: the parser cannot be opened, or the idf or the counts that the model learned with are gone.
 
     Args:
         model: its reference or folder; folder: that of its files.
@@ -220,15 +223,20 @@ def text_words(
     if "idf" in needed:
         with store.load(trained_idf(model, plan, store, is_needed=True), kind="idf") as table:
             idf = rarity_of(str(table.path))
+    with ExitStack() as opened:
+        given = model_input(model, store)
+        counts = {name: opened.enter_context(table) for name, table in trained_tables(given, store).items()}
+        check_tables(plan, str(folder), counts, training=False)
+        tables = read_tables({"model": given, **counts})
     if not needed and not (parser and parses):
-        return TextWords()
+        return TextWords(tables=tables)
     with suppress(ArtifactMissing), store.load(model, kind="model", verify=False) as trained:
         if (data := training_data(trained, store)) is not None:
             sentences = data.manifest["config"].get("sentences") or sentences
     split_all = splitter("rules" if sentences == "auto" else sentences)
     split = lines_of if sentences == "line" else lambda text: split_all([text])[0]
     is_parsed = bool(parser) and (parses or any(need in SYNTAX for need in needed))
-    return TextWords(TextParser(parser, device, split) if is_parsed else None, idf, split)
+    return TextWords(TextParser(parser, device, split) if is_parsed else None, idf, split, tables)
 
 
 def check_split(data: Artifact, split: str) -> None:

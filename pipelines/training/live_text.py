@@ -108,7 +108,7 @@ class LiveModel:
         if self.longest is not None:
             self.tokenizer.enable_truncation(self.longest)
         self.folder, self.cut = folder, 0
-        self.model, self.handle = open_trained(folder, device=device)
+        self.model, self.handle = open_trained(folder, self._words.tables, device)
         if random_seed is not None:
             self.model = with_random_weights(self.model, random_seed)
             self.handle = Unguided(self.model)

@@ -178,6 +178,11 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
     """
     with where_known():
         _check_features(plan, source, inputs, training)
+    check_tables(plan, source, inputs, training=training)
+
+
+def check_tables(plan: Plan, source: str, inputs: Mapping[str, Any], *, training: bool = True) -> None:
+    """Raises PlanError when a plan reads a table that no input has; see `check_needs`."""
     reader = plan.tables(training=training).get("cooccurrence")
     if reader is not None and "cooccur" not in inputs:
         raise PlanError(

@@ -81,6 +81,7 @@ class TextWords:
 
     Attributes:
         names: the features that it computes.
+        tables: what a plan looks up by token, such as co-occurrence counts, by name.
 
     Args:
         parser: for syntax; None for the words that rules find.
@@ -93,8 +94,9 @@ class TextWords:
         parser: TextParser | None = None,
         idf: Mapping[str, float] | None = None,
         split: Split = split_sentences,
+        tables: Mapping[str, Any] | None = None,
     ) -> None:
-        self._parser, self._idf, self._split = parser, idf, split
+        self._parser, self._idf, self._split, self.tables = parser, idf, split, tables or {}
         self._stop_words = None if parser is None else parser.stop_words
         found = {
             "word": True,

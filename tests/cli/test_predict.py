@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,12 @@ from guidance.errors import InputError, PlanError
 from guidance.guide import Guide
 from guidance.plan import Plan
 from pipelines.predictions import Config, predict
+from pipelines.probing import one_text
 from pipelines.stages import cooccurrence, dataset, probe_relevance, tokenizer
+from pipelines.statistics.cooccurrence_table import load_table
 from pipelines.storage.store import Store
 from pipelines.training.tasks import task_of
+from pipelines.training.text_words import TextWords
 from tests import trainings
 from tests.finetunings import build, measure, reviews, train
 from tests.trainings import one_thread  # noqa: F401
@@ -62,8 +66,11 @@ def test_predictions_are_those_of_the_evaluation(work: SimpleNamespace) -> None:
     assert [row["scores"] for row in again] == [row["scores"] for row in wanted], "the idf is that of the training text"
 
 
-def test_a_plan_finds_the_counts_that_its_model_has_learned_with(work: SimpleNamespace, tmp_path: Path) -> None:
-    """In evaluation, prediction and probes; a folder has none."""
+def test_a_plan_finds_the_counts_that_its_model_has_learned_with(
+    work: SimpleNamespace, tmp_path: Path, guide: Callable[..., Any]
+) -> None:
+    """In evaluation, prediction, probes and with a text; a folder has none."""
+    at = ("--store", work.store.root)
     words = tokenizer.run(work.data.reference, tokenizer.Config(kind="word", min_frequency=1), store=work.store)
     counts = cooccurrence.run(work.data.reference, words.reference, cooccurrence.Config(), store=work.store)
     assert counts is not None
@@ -84,6 +91,13 @@ def test_a_plan_finds_the_counts_that_its_model_has_learned_with(work: SimpleNam
     with pytest.raises(PlanError, match="needs the table cooccurrence") as raised:
         said(work.store, str(tmp_path / "copy"), [str(file)])
     assert "in the store where it was trained" in str(raised.value.hint)
+    looked = guide("attention", model.reference, "--text", "a fine film", "--layer", 0, "--head", 0, "--json", *at)
+    words = TextWords(tables={"cooccurrence": load_table(counts.artifact, totals="tokens")})
+    expected = one_text.look(model.path, "a fine film", words=words)
+    assert json.loads(looked.out)["heads"][0]["attention"] == expected.map(0, 0).tolist()
+    assert expected.map(0, 0).min() < 0.02 < 0.1 < expected.map(0, 1).min(), "only the first head follows the counts"
+    refused = guide("attention", tmp_path / "copy", "--text", "a fine film", *at)
+    assert refused.code == 2 and "in the store where it was trained" in refused.err
 
 
 def test_lines_and_json_lines_of_a_pipe_are_read(work: SimpleNamespace) -> None:

@@ -199,7 +199,7 @@ def test_models_of_a_table_are_measured_on_other_datasets_too(store: Store, tmp_
     table = finetuning.Table(
         "T", {"plain": {}, "masks": {"plan": "preset:random-mask"}}, {"A": data}, (0.1,), new, seeds=2
     )
-    rows = [finetuning.figures_of(table, label, "A", store) for label in table.rows]
+    rows = [finetuning.figures_of(table, label, "A", [], store) for label in table.rows]
     for row in rows:
         assert len(row["runs"]) == 2
         assert row["also"] == {"turned": pytest.approx([1 - score for score in row["runs"]])}
@@ -443,12 +443,14 @@ def test_methods_are_tuned_apart_from_the_figures_and_at_the_rate_of_plain_train
 
     monkeypatch.setattr(finetuning, "searched", searched)
     store = Store(tmp_path)
-    assert finetuning.chosen_setting(table, "plain", "SST", store) == {"learning_rate": 2e-4}
-    chosen = finetuning.chosen_setting(table, "ASA", "SST", store)
+    assert finetuning.chosen_setting(table, "plain", "SST", [], store) == {"learning_rate": 2e-4}
+    chosen = finetuning.chosen_setting(table, "ASA", "SST", [], store)
     assert chosen["learning_rate"] == 2e-4 and "tau = 1.0" in Path(chosen["plan"]).read_text(encoding="utf-8")
-    assert finetuning.chosen_setting(table, "FreeLB-3", "SST", store)["adversarial_rate"] == 0.3
+    measured = [{"label": "plain", "data": "SST", "chosen": {"learning_rate": 5e-5}}]
+    freelb = {"learning_rate": 5e-5, "adversarial_rate": 0.3}
+    assert finetuning.chosen_setting(table, "FreeLB-3", "SST", measured, store) == freelb
     assert {call["seed"] for call in calls} == {100}
-    assert [call.get("learning_rate") for call in calls] == [None, None, 2e-4, None, 2e-4]
+    assert [call.get("learning_rate") for call in calls] == [None, None, 2e-4, 5e-5]
 
 
 def test_make_bench_runs_scripts_that_exist() -> None:

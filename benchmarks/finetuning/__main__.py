@@ -77,7 +77,8 @@ def main() -> None:
             if arguments.only in label and arguments.data in name:
                 row = (table, label, name)
                 names = {"label": label, "data": name}
-                pages.add_row(path, known, names, settings_digest(*row), functools.partial(figures_of, *row, store))
+                measure = functools.partial(figures_of, *row, known.get("rows", []), store)
+                pages.add_row(path, known, names, settings_digest(*row), measure)
     rows = known.get("rows", [])
     if "evidence" not in known or len(rows) > before:
         known["evidence"] = evidence(table, {row["label"] for row in rows}, store)

@@ -142,10 +142,16 @@ def tuned_runs(
     return chosen_runs(searched(reference, settings, store, learning_rate=rate, seeds=seeds))
 
 
-def chosen_setting(table: Table, label: str, name: str, store: Store) -> dict[str, Any]:
-    """What a row has tried with `Table.tuning_seed` and found best in validation, by the name of the setting."""
-    first = next(iter(table.rows))
-    chosen = chosen_setting(table, first, name, store) if "tried" in table.rows[label] else {}
+def chosen_setting(table: Table, label: str, name: str, known: Sequence[Row], store: Store) -> dict[str, Any]:
+    """What a row has tried with `Table.tuning_seed` and found best in validation, by the name of the setting.
+
+    Args:
+        known: rows that are measured already; the rate of the first row is taken from it, if it is there.
+    """
+    first, chosen = next(iter(table.rows)), dict[str, Any]()
+    if "tried" in table.rows[label]:
+        measured_first = [row for row in known if (row["label"], row["data"]) == (first, name)]
+        chosen = {**measured_first[0]["chosen"]} if measured_first else chosen_setting(table, first, name, known, store)
     setting, values = table.rows[label].get("tried", ("learning_rate", table.rates))
     texts = [plan_file(value, store) if isinstance(value, Plan) else f"{value:g}" for value in values]
     settings = {**settings_of(table, table.data[name], table.rows[label], store), **chosen, "seed": table.tuning_seed}
@@ -156,13 +162,13 @@ def chosen_setting(table: Table, label: str, name: str, store: Store) -> dict[st
     return chosen | {setting: float(best)}
 
 
-def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, Any]:
-    """The figures of one row on one data set."""
+def figures_of(table: Table, label: str, name: str, known: Sequence[Row], store: Store) -> dict[str, Any]:
+    """The figures of one row on one data set; ``known`` are those that are measured already."""
     data, changes = table.data[name], table.rows[label]
     reference = data.build(store)
     settings, about = settings_of(table, data, changes, store), {}
     if table.tuning_seed is not None:
-        chosen = chosen_setting(table, label, name, store)
+        chosen = chosen_setting(table, label, name, known, store)
         runs = chosen_runs(searched(reference, settings | chosen, store, seeds=table.seeds))
         about = {"chosen": {key: Path(value).read_text() if key == "plan" else value for key, value in chosen.items()}}
     else:

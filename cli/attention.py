@@ -111,7 +111,7 @@ def attention_command(
     model_name = os.path.basename(os.path.abspath(model)) if Path(model).is_dir() else model
     for kind, path in pictures.items():
         if path is not None:
-            write_file(path, _picture(looked, chosen, layer, head, name=model_name, text=text, kind=kind))
+            write_file(path, _picture(looked, chosen, layer, head, sinks, name=model_name, text=text, kind=kind))
             session.tell(f"drawn: {path}")
     if html is not None:
         write_file(html, _page(folder, text, device, parser, session.store))
@@ -169,6 +169,7 @@ def _picture(
     chosen: Sequence[HeadOnText],
     layer: int | None,
     head: int | None,
+    sinks: bool,
     *,
     name: str,
     text: str,
@@ -189,23 +190,25 @@ def _picture(
         rows = {" " * n: dict(heads[start : start + MOST_BESIDE]) for n, start in enumerate(starts)}
         title = f"Attention of {name}: layer {layer}" + ("" if head is None else f", head {head}")
     # the mark lets the caption run from left to right, whatever the text is written in
-    caption = f"\u200e“{textwrap.shorten(text, 300, placeholder=' …')}” {_followed(own)}"
+    caption = f"\u200e“{textwrap.shorten(text, 300, placeholder=' …')}” {_followed(own, sinks)}"
     return attention_grid(rows, looked.labels, title=title, caption=caption, width=PAGE_WIDTH, kind=kind)
 
 
-def _followed(heads: Sequence[HeadOnText]) -> str:
+def _followed(heads: Sequence[HeadOnText], sinks: bool) -> str:
     """The patterns that a head follows most; of many heads, which of them spends most on each pattern."""
     from guidance.probes.discovery import SINKS
 
     highest: dict[str, tuple[float, float, str]] = {}
     for one in heads:
         for pattern, share, lift in one.closest:
-            if pattern not in SINKS[1:]:  # the first token stands for all of them
+            if sinks or pattern not in SINKS:
                 highest[pattern] = max(highest.get(pattern, (0.0, 0.0, "")), (lift, share, f"{one.layer}-{one.head}"))
     first = sorted(highest.items(), key=lambda item: -item[1][0])[:MOST_PATTERNS]
     if len(heads) == 1:
-        return "On " + ", ".join(f"{pattern} {100 * share:.0f} %" for pattern, (_, share, _) in first)
-    return "Most on " + ", ".join(f"{pattern}: {name} ({100 * share:.0f} %)" for pattern, (_, share, name) in first)
+        return "On " + ", ".join(f"{pattern} {100 * share:.0f}\u00a0%" for pattern, (_, share, _) in first)
+    return "Most on " + ", ".join(
+        f"{pattern}: {name} ({100 * share:.0f}\u00a0%)" for pattern, (_, share, name) in first
+    )
 
 
 def _page(folder: Path, text: str, device: str, parser: str, store: Store) -> bytes:

@@ -50,7 +50,7 @@ def _answers(workspace: Workspace, examples: int) -> dict[str, Any]:
     """What the page would ask for, by the path that it asks."""
     answers: dict[str, Any] = {"api/overview": {**workspace.overview(), "can_accept": False, "accepted": None}}
     for n, side in enumerate(workspace.sides):
-        heads, number = side.heads(), min(examples, side.ready().number)
+        heads, number = side.heads(), min(examples, side.num_examples)
         answers["api/overview"]["models"][n]["examples"] = number
         answers[f"api/heads?model={n}"] = heads
         answers[f"api/tiles?model={n}"] = _raw(side.tiles(None))

@@ -19,8 +19,10 @@ from guidance.probes.relevance import keys_of, outstanding
 from guidance.sites import Site
 from pipelines.engine.declaration import Opening
 from pipelines.explorer.worker import Worker
+from pipelines.lazy import pq
 from pipelines.probing.patterns import lack, read_written
 from pipelines.progress import log
+from pipelines.text.sequence_files import NOT_TEXT
 
 if TYPE_CHECKING:
     from pipelines.probing.sequences import (  # imports transformers, and the page is to be seen at once
@@ -47,6 +49,9 @@ AVERAGED = 64
 FIRST_TEXT = 10**8
 """The number of the first text of a person's own; those of examples are below."""
 
+LONGEST_DOCUMENT = 1 << 40
+"""In code points; no document has so many."""
+
 TOP = 12
 """Examples in the list of those where a head looks most at a pattern."""
 
@@ -63,6 +68,7 @@ class Side:
         self.name, self._worker = name, worker
         self.task: str | None = None
         self._opening: Opening[Any] | None = None
+        self._places: np.ndarray | None = None
         self._watched: WatchedSequences | None = None
         self._survey: Survey | None = None
         self._importance: Mapping[Site, Any] | None = None
@@ -81,6 +87,33 @@ class Side:
         with self._worker.model:
             self._watched = WatchedSequences(opening.inputs, opening.config)
         self._worker.show()
+
+    def follow(self, other: Side) -> None:
+        """Number examples as another model does: an example is the sequence that has its first token.
+
+        Both read the same text, which their tokenizers may divide into sequences of different number.
+        """
+        if self._sequences.content == other._sequences.content:
+            return
+        begins, wanted = self._first_tokens("start"), other._first_tokens("end")[: other.ready().number] - 1
+        if (np.diff(begins) >= 0).all():
+            self._places = np.searchsorted(begins, wanted, side="right") - 1
+
+    @property
+    def _sequences(self) -> Any:
+        assert self._opening is not None
+        return self._opening.inputs["sequences"]
+
+    def _first_tokens(self, edge: str) -> np.ndarray:
+        """Where the first token of the text of each sequence has its ``start`` or ``end``: document and place in it, as one number."""
+        with self._sequences.open(f"{self._settings.split}.parquet") as file:
+            table = pq.read_table(file, columns=["document", edge])
+        documents, places = (column.combine_chunks() for column in table.columns)
+        document_of, place_of = documents.values.to_numpy(), places.values.to_numpy()
+        is_text = np.flatnonzero(document_of != NOT_TEXT)
+        first = is_text[np.searchsorted(is_text, documents.offsets.to_numpy()[:-1])]
+        found: np.ndarray = document_of[first].astype(np.int64) * LONGEST_DOCUMENT + place_of[first]
+        return found
 
     def survey(self, patterns: Mapping[str, Pattern], what: str) -> None:
         """Measure patterns on all sequences; the first time also what else is known of heads."""
@@ -148,8 +181,13 @@ class Side:
         """The model in the overview."""
         row: dict[str, Any] = {"name": self.name, "task": self.task, "ready": self._watched is not None}
         if self._watched is not None:
-            row |= {"examples": self._watched.number, "plan": bool(self._watched.plan.guides)}
+            row |= {"examples": self.num_examples, "plan": bool(self._watched.plan.guides)}
         return row
+
+    @property
+    def num_examples(self) -> int:
+        """The number of its examples."""
+        return self.ready().number if self._places is None else len(self._places)
 
     def ready(self) -> WatchedSequences:
         """The opened model.  Raises InputError if it is still being opened."""
@@ -269,7 +307,7 @@ class Side:
         else:
             values = np.array([row[head] for row in survey.focus[site]], np.float32)
         order = np.argsort(-values, kind="stable")[:TOP].tolist()
-        return [{"number": n, "value": _number(values[n]), "text": _snippet(watched, n)} for n in order]
+        return [{"number": self._shown(n), "value": _number(values[n]), "text": _snippet(watched, n)} for n in order]
 
     def preview(self, number: int, text: str) -> bytes:
         """The keys of a pattern on an example, a byte for each query and key: 255 where it is true.
@@ -310,9 +348,14 @@ class Side:
         watched = self.ready()
         if FIRST_TEXT <= number < FIRST_TEXT + len(self._texts):
             return self._texts[number - FIRST_TEXT]
-        if not 0 <= number < watched.number:
+        if not 0 <= number < self.num_examples:
             raise InputError("there is no such example")
-        return watched.batch(range(number, number + 1))
+        own = number if self._places is None else int(self._places[number])
+        return watched.batch(range(own, own + 1))
+
+    def _shown(self, own: int) -> int:
+        """The number under which a sequence is shown, or of the example that it goes on with."""
+        return own if self._places is None else max(0, int(np.searchsorted(self._places, own, side="right")) - 1)
 
     def _maps_of(self, number: int) -> dict[Site, Any]:
         watched, batch = self.ready(), self._batch(number)

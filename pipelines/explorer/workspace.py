@@ -121,6 +121,8 @@ class Workspace:
             self._data.append((data, config))
             inputs = {"model": model, "data": data}
             side.open(self._opened.enter_context(opened(discover_score.STAGE, config, inputs, self.store)))
+        for side in self.sides[1:]:
+            side.follow(self.sides[0])
         known = [side.ready().known for side in self.sides]
         both = [name for name in known[0] if all(name in other for other in known)]
         self.patterns, self.left_out = measurable(self.config.patterns, both)

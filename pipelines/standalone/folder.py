@@ -254,11 +254,7 @@ def _opened_by(model: Any, classes: Mapping[str, type]) -> str:
 def _card(reference: str, source: Path, plan: Plan, handle: Handle, auto_class: str) -> str:
     """The model card in Markdown, with the metadata block that model hubs read."""
     licence = _licence(source)
-    about = (
-        f"{licence}, as the card of that model says"
-        if licence
-        else "not stated by the card of that model; ask its author"
-    )
+    about = f"{licence}, as the card of that model says" if licence else "not stated; whoever trained the model decides"
     return f"""---
 library_name: transformers
 license: {json.dumps(licence or "other")}

@@ -40,7 +40,7 @@ async function ask(path, kind, options) {
   }
   if (!response.ok) {
     const told = await response.json().catch(() => ({}));
-    throw new Refused([told.problem ?? `error ${response.status}`, told.hint].filter(Boolean).join(" "), response.status);
+    throw new Refused(`${told.problem ?? `error ${response.status}`}${told.hint ? ` (${told.hint})` : ""}`, response.status);
   }
   return body;
 }

@@ -5,10 +5,10 @@ import { $ } from "./dom.js";
 import { nameOf } from "./grid.js";
 import { changeZoom, linesOfAQuery, listTop, setExample, show } from "./head.js";
 import { build, drawTiles, facts, fill, fit, mostTelling, offerChoices, pressHeads } from "./heads.js";
-import { current, gone, holder, modelNames, page, problem, read } from "./page.js";
+import { current, gone, holder, isSame, modelNames, page, problem, read } from "./page.js";
 import { save } from "./saving.js";
 import { added, readAddress, view, writeAddress } from "./state.js";
-import { accept, colourBy, copyCommand, forget, mark, showAccepted, showDecisions, tryPattern } from "./work.js";
+import { accept, colourBy, copyCommand, forget, mark, offerAccept, showAccepted, showDecisions, tryPattern } from "./work.js";
 
 // Controls that show an entry of the address.  The entry of a choice is its value, that of a switch the word here once it was switched.
 const CHOICES = ["view", "pictures", "scale"];
@@ -91,6 +91,7 @@ function showState() {
   if (overview.problem && state.phase !== "failed") {
     $("accept-problem").textContent = overview.problem;
   }
+  offerAccept();
   showAccepted();
 }
 
@@ -109,6 +110,7 @@ async function refresh() {
     facts(holder());
     if (page.sides.some((side) => current(side) && !side.matrix.values && !side.lines.heads)) {
       await show();
+      page.listTop();
     }
   } else if (view.layer === null || page.sides.every((side) => side.heads)) { // or else the other model may have it
     const first = mostTelling();
@@ -135,6 +137,10 @@ function lackingExample() {
 
 // step, adds: see the constructor of Grid.
 async function choose(head, { step = true, adds = false } = {}) {
+  if (!page.sides.some((side) => side.heads?.heads.some((each) => isSame(each, head)))) {
+    read(`There is no head ${nameOf(head)}.`); // a mark in an address that was written by hand
+    return;
+  }
   if (adds && view.layer !== null) {
     const more = added();
     const name = nameOf(head);
@@ -230,7 +236,7 @@ function connect() {
   window.addEventListener("afterprint", () => $("print").removeAttribute("src"));
   window.addEventListener("resize", () => { fit(); show(); });
   if (isSaved) {
-    for (const hidden of document.querySelectorAll("#accept-form, #mark")) {
+    for (const hidden of document.querySelectorAll("#decisions-section")) {
       hidden.hidden = true;
     }
   }

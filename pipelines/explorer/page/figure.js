@@ -33,7 +33,7 @@ export function compose(panels, caption) {
     const below = top + TITLE + height + 12;
     if (scale) {
       const bar = drawBar(pen, scale, left + 10, below, INK);
-      label("%", left + bar.width + 26, below + bar.height - 8, 11);
+      label(scale.isSigned ? "points" : "%", left + bar.width + 30, below + bar.height - 8, 11);
     }
     down = Math.max(down, below + (scale ? 42 : 8));
     left += room + 2 * MARGIN;

@@ -8,6 +8,7 @@ const AXIS = 26;
 const GAP = 3;
 const BETWEEN = 10; // pixels between pictures on a figure
 const SMALLEST_TILE = 18;
+const SMALLEST_LARGE = 40; // where all heads fill the window
 const LARGEST_TILE = 96;
 const SPARK_SHARE = 0.34; // of the height of a picture, for the attention by distance below it
 
@@ -102,7 +103,8 @@ export class Grid {
     }
     const across = (width - AXIS) / this.width - GAP;
     const down = height ? (height / (this.rows + 0.2) - GAP - 4) / (1 + SPARK_SHARE) : LARGEST_TILE;
-    const size = Math.max(SMALLEST_TILE, Math.floor(Math.min(across, Math.max(down, height ? 40 : 0))));
+    const smallest = height ? SMALLEST_LARGE : SMALLEST_TILE; // wider than the window, the grid scrolls
+    const size = Math.max(smallest, Math.floor(Math.min(across, Math.max(down, smallest))));
     if (size === this.size) {
       return;
     }
@@ -176,7 +178,7 @@ export class Grid {
       write(String(number), "center", AXIS + number * step + side / 2, 6);
     }
     let [row, down] = [null, 18 - tall];
-    for (const [n, { head, value }] of this.cells.entries()) {
+    for (const [n, { head, value, sign }] of this.cells.entries()) {
       const start = head.kind === "self" ? String(head.layer) : `${head.kind} ${head.layer}`;
       if (start !== row) {
         row = start;
@@ -189,6 +191,12 @@ export class Grid {
         pen.strokeStyle = css(value, this.isSigned);
         pen.lineWidth = 2.5;
         pen.strokeRect(left - 2, down - 2, side + 4, side * (1 + SPARK_SHARE) + 4);
+      }
+      for (const [n, letter] of [...sign.textContent].reverse().entries()) {
+        const [x, y] = [left + side - 6 - 11 * n, down + 6];
+        pen.fillStyle = "#ffffff";
+        pen.fillRect(x - 5, y - 5, 10, 10);
+        write(letter, "center", x, y);
       }
     }
   }

@@ -100,9 +100,11 @@ export function offerChoices() {
     return;
   }
   const options = [["entropy", "how spread it is (entropy)"]];
-  if (heads.heads.some((head) => head.importance !== null)) {
+  const isImportanceKnown = heads.heads.some((head) => head.importance !== null);
+  if (isImportanceKnown) {
     options.unshift(["importance", "importance"]);
   }
+  $("into").querySelector("[value=least-important]").disabled = !isImportanceKnown;
   options.push(...heads.patterns.map((name) => [`on ${name}`, `attention on ${name}`]));
   const known = [...$("colour").options].map((option) => option.value);
   if (known.join() !== options.map(([value]) => value).join()) {
@@ -236,6 +238,7 @@ export async function drawTiles() {
       const [one, other] = page.sides.map((side) => tile(side, head));
       return one && other && one.length === other.length ? other.map((value, n) => value - one[n]) : null;
     });
+    change.title.textContent = both.some(Boolean) ? "B − A" : "B − A: by distance, and frames; their pictures are of different tokens";
     change.grid.draw(both, pictureScale(true));
   }
 }

@@ -192,7 +192,8 @@ export class Lines {
     }
     const best = [...drawn].sort((one, other) => other.value - one.value).slice(0, 4);
     const other = ({ query, key }) => (token.isQuery ? key : query);
-    const told = best.map((line) => `${other(line)} “${this.tokens[other(line)]}” ${percent(line.value)}`).join(", ");
+    const head = ({ place }) => (this.heads.length > 1 ? ` (${this.heads[place].name})` : "");
+    const told = best.map((line) => `${other(line)} “${this.tokens[other(line)]}” ${percent(line.value)}${head(line)}`).join(", ");
     const verb = token.isQuery ? "looks at" : "is looked at by";
     this.read(`${token.n} “${this.tokens[token.n]}” ${verb} ${told || "nothing"}`);
   }

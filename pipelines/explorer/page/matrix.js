@@ -9,6 +9,7 @@ const LABELS = 92;
 const STRIP = 6;
 const SMALLEST = 10; // pixels of a cell that has a label
 const LARGEST_CELL = 40;
+const LARGEST_LETTER = 11; // pixels; twelve letters fit beside the map
 const MAP_FONT = "ui-monospace, monospace";
 
 export class Matrix {
@@ -45,7 +46,7 @@ export class Matrix {
     this.colours = scaleOf(scale, { isSigned: this.isSigned, largest });
     const fit = (pixels) => Math.floor(Math.min(28, (pixels - LABELS - 2) / size));
     const labelled = fit(most) >= SMALLEST ? Math.max(fit(room), Math.min(fit(most), SMALLEST)) : 0;
-    const bare = Math.max(1, Math.floor(Math.min(room - STRIP, height) / size));
+    const bare = Math.max(1, Math.min(SMALLEST - 1, Math.floor(Math.min(room - STRIP, height) / size))); // a larger cell would get a label
     const cell = (labelled || bare) * zoom;
     this.cell = zoom === 1 ? cell : Math.min(LARGEST_CELL, Math.max(1, Math.round(cell)));
     this.named = this.cell >= SMALLEST;
@@ -201,7 +202,7 @@ export class Matrix {
           continue;
         }
         pen.fillStyle = ink;
-        pen.font = `${Math.min(13, cell)}px ${MAP_FONT}`;
+        pen.font = `${Math.min(LARGEST_LETTER, cell)}px ${MAP_FONT}`;
         pen.textBaseline = "middle";
         if (isQuery) {
           pen.textAlign = "right";

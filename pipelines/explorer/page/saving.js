@@ -14,10 +14,12 @@ function caption(isOverview) {
   const names = modelNames();
   const models = names.length > 1 ? `${names.join(" (A) and ")} (B)` : names[0];
   if (isOverview) {
+    const shown = [...document.querySelectorAll(".cell .sign")].map((sign) => sign.textContent).join("");
+    const signs = [["★", "stands out"], ["●", "is marked"]].filter(([sign]) => shown.includes(sign)).map(([sign, words]) => ` ${sign}: ${words}.`).join("");
     const pictures = view.pictures === "example" ? exampleName() : "average of the first tokens of the first examples";
-    const change = isCompared() ? " B − A: purple is less in B, orange is more." : "";
+    const change = isCompared() ? ` Those of B − A: its change, up to ${$("change-high").textContent.slice(1)}; purple is less in B, orange is more.` : "";
     return `All heads of ${models} on ${data}; rows are layers. Pictures: attention, ${pictures}, ${pictureScale().words}; below each the attention at `
-      + `distances from −16 to +16 tokens. Frames: ${colour().replace(/^on /, "attention on the pattern ")}, up to ${$("legend-high").textContent}.${change}`;
+      + `distances from −16 to +16 tokens. Frames: ${colour().replace(/^on /, "attention on the pattern ")}, up to ${$("legend-high").textContent}.${change}${signs}`;
   }
   const isLines = view.view === "lines";
   const heads = headsShown().map(nameOf);

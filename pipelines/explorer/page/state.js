@@ -46,6 +46,9 @@ export function readAddress() {
       view[name] = NUMBERS.includes(name) ? Number(value) : value;
     }
   }
+  if (view.layer === null || view.head === null) {
+    [view.layer, view.head] = [null, null]; // one without the other names no head
+  }
 }
 
 // step: whether the button "back" of the browser leads to what was shown before.

@@ -61,9 +61,10 @@ export class Vector {
   // Markup that was made by this page, as it is.
   raw(markup) { this.parts.push(markup.replace(FORBIDDEN, "\ufffd")); }
 
-  // Square cells, level by level: levels(row, column) gives a place in the palette; neighbours of one level are one rectangle.
+  // Square cells, level by level: levels(row, column) gives a place in the palette; neighbours of one level are one rectangle.  The
+  // most frequent level lies below all others, so that no white shines through where a viewer smooths the edges of cells.
   cells(levels, size, palette, x, y, cell) {
-    const paths = new Map();
+    const [paths, areas] = [new Map(), new Map()];
     for (let row = 0; row < size; row += 1) {
       for (let start = 0; start < size;) {
         const level = levels(row, start);
@@ -71,8 +72,15 @@ export class Vector {
         while (end < size && levels(row, end) === level) { end += 1; }
         const run = `M${short(x + start * cell)} ${short(y + row * cell)}h${short((end - start) * cell)}v${short(cell)}h${short((start - end) * cell)}z`;
         paths.set(level, (paths.get(level) ?? "") + run);
+        areas.set(level, (areas.get(level) ?? 0) + end - start);
         start = end;
       }
+    }
+    const [most] = [...areas].sort((one, other) => other[1] - one[1])[0] ?? [];
+    if (most !== undefined) {
+      paths.delete(most);
+      Object.assign(this, { fillStyle: `rgb(${palette.rgb[most].join(",")})` });
+      this.fillRect(x, y, size * cell, size * cell);
     }
     for (const [level, path] of paths) {
       this.parts.push(`<path d="${path}" fill="rgb(${palette.rgb[level].join(",")})" shape-rendering="crispEdges"/>`);

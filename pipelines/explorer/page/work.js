@@ -89,19 +89,25 @@ export function showDecisions() {
     writeAddress(true);
     showDecisions();
   });
-  $("accept").disabled = !page.overview.can_accept || decisions.length === 0 || page.overview.state.phase !== "ready";
+  offerAccept();
   paint();
+}
+
+// Nothing can be accepted while work is done, which the button has to know at every look at the state: a plan is soon made.
+export function offerAccept() {
+  $("accept").disabled = !page.overview.can_accept || decisions.length === 0 || page.overview.state.phase !== "ready";
 }
 
 export async function accept(event) {
   event.preventDefault();
   $("accept-problem").textContent = "";
   const marked = { decisions, into: $("into").value, mechanism: $("mechanism").value, pal: $("pal").checked };
+  $("accept").disabled = true;
   try {
     await post("api/accept", marked);
-    $("accept").disabled = true;
   } catch (error) {
     problem("accept-problem", error);
+    offerAccept();
   }
 }
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from tests import trainings
 from tests.pipelines.explorer.browsing import head, opened, ready, until
 from tests.pipelines.explorer.serving import HOSTILE, Page, model_folder, served
 
@@ -347,6 +350,60 @@ def test_a_text_of_one_sentence_a_line_has_a_sentence_in_each_example(tmp_path: 
         assert side.ready().number == len(lines)
         assert side.example(1)["tokens"][1:6] == ["anna", "saw", "the", "man", "."]
         assert page.workspace.overview()["data"] == "text.txt"
+
+
+def test_models_with_different_tokenizers_show_the_same_text_as_an_example(tmp_path: Path) -> None:
+    """The second model reads letters, so sentences are too long for it and are cut into pieces."""
+    folders = [Path(model_folder(tmp_path / name)) for name in ("words", "letters")]
+    for name, data in trainings.tokenizer_files([*trainings.SPECIAL, *ascii_lowercase, "."]).items():
+        (folders[1] / name).write_bytes(data)
+    file = folders[1] / "tokenizer.json"
+    split = {"type": "Split", "pattern": {"Regex": "\\S"}, "behavior": "Isolated", "invert": False}
+    whitespace = {"type": "WhitespaceSplit"}
+    both = {"type": "Sequence", "pretokenizers": [whitespace, split]}
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"pre_tokenizer": both}))
+    lines = [
+        f"{name} saw the {other} {'again ' * n}."
+        for n in range(4)
+        for name in ("anna", "she")
+        for other in ("dog", "man")
+    ]
+    with served(tmp_path, [str(folder) for folder in folders], "\n".join(lines), sequence_length=16) as page:
+        one, other = page.workspace.sides
+        assert other.ready().number > one.ready().number == len(lines)
+        for n, line in enumerate(lines):
+            assert one.example(n)["tokens"][1:5] == line.split()[:4]
+            letters = "".join(token.removeprefix("##") for token in other.example(n)["tokens"][1:-1])
+            assert line.replace(" ", "").startswith(letters) and len(letters) > 8
+        assert other.about()["examples"] == len(lines)
+        listed = other.top(0, 5, "self", "")
+        assert {row["number"] for row in listed} <= set(range(len(lines)))
+        for row in listed:
+            whole = lines[row["number"]].replace(" ", "")
+            assert row["text"].replace(" ", "").removesuffix("</s>") in whole
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1366])
+def test_a_map_that_fits_shows_all_keys(browser: Any, tmp_path: Path, width: int) -> None:
+    lines = "\n".join(" ".join(["anna saw the dog"] * 11).split(" ", n)[-1] + " ." for n in range(1, 25))
+    viewport = {"width": width, "height": 720}
+    with (
+        served(tmp_path, [model_folder(tmp_path / "one")], lines, sequence_length=64) as page,
+        opened(browser, page.address, viewport=viewport) as tab,
+    ):
+        ready(tab)
+        number, seen = page.workspace.sides[0].ready().number, set()
+        for example in range(0, number, 2):
+            tab.get_by_label("Example", exact=True).fill(str(example))
+            tab.get_by_label("Example", exact=True).press("Enter")
+            tokens = len(page.workspace.sides[0].example(example)["tokens"])
+            until(
+                tab, f"document.querySelector('#maps canvas').getAttribute('aria-label').includes('of {tokens} tokens')"
+            )
+            frame = "document.querySelector('.map')"
+            assert tab.evaluate(f"{frame}.scrollWidth <= {frame}.clientWidth + 1"), tokens
+            seen.add(tokens)
+        assert min(seen) < 28 and max(seen) > 42
 
 
 @pytest.mark.parametrize(

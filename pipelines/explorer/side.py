@@ -19,7 +19,7 @@ from guidance.probes.relevance import keys_of, outstanding
 from guidance.sites import Site
 from pipelines.engine.declaration import Opening
 from pipelines.explorer.worker import Worker
-from pipelines.lazy import pq
+from pipelines.lazy import pa
 from pipelines.probing.patterns import lack, read_written
 from pipelines.progress import log
 from pipelines.text.sequence_files import NOT_TEXT
@@ -89,10 +89,8 @@ class Side:
         self._worker.show()
 
     def follow(self, other: Side) -> None:
-        """Number examples as another model does: an example is the sequence that has its first token.
-
-        Both read the same text, which their tokenizers may divide into sequences of different number.
-        """
+        """Number examples as another model does, whose tokenizer may divide the same text into other sequences: an example is the
+        sequence that has the first token of the other model's."""
         if self._sequences.content == other._sequences.content:
             return
         begins, wanted = self._first_tokens("start"), other._first_tokens("end")[: other.ready().number] - 1
@@ -106,13 +104,14 @@ class Side:
 
     def _first_tokens(self, edge: str) -> np.ndarray:
         """Where the first token of the text of each sequence has its ``start`` or ``end``: document and place in it, as one number."""
-        with self._sequences.open(f"{self._settings.split}.parquet") as file:
-            table = pq.read_table(file, columns=["document", edge])
-        documents, places = (column.combine_chunks() for column in table.columns)
-        document_of, place_of = documents.values.to_numpy(), places.values.to_numpy()
-        is_text = np.flatnonzero(document_of != NOT_TEXT)
-        first = is_text[np.searchsorted(is_text, documents.offsets.to_numpy()[:-1])]
-        found: np.ndarray = document_of[first].astype(np.int64) * LONGEST_DOCUMENT + place_of[first]
+        from pipelines.training.batches import read_column
+
+        data, name = self._sequences, f"{self._settings.split}.parquet"
+        documents, lengths = read_column(data, name, "document", pa.int32(), np.asarray)
+        places, _ = read_column(data, name, edge, pa.int64(), np.asarray)
+        is_text = np.flatnonzero(documents != NOT_TEXT)
+        first = is_text[np.searchsorted(is_text, np.cumsum(lengths) - lengths)]
+        found: np.ndarray = documents[first].astype(np.int64) * LONGEST_DOCUMENT + places[first]
         return found
 
     def survey(self, patterns: Mapping[str, Pattern], what: str) -> None:

@@ -223,11 +223,7 @@ def text_words(
     if "idf" in needed:
         with store.load(trained_idf(model, plan, store, is_needed=True), kind="idf") as table:
             idf = rarity_of(str(table.path))
-    with ExitStack() as opened:
-        given = model_input(model, store)
-        counts = {name: opened.enter_context(table) for name, table in trained_tables(given, store).items()}
-        check_tables(plan, str(folder), counts, training=False)
-        tables = read_tables({"model": given, **counts})
+    tables = _trained_tables(model, folder, plan, store)
     if not needed and not (parser and parses):
         return TextWords(tables=tables)
     with suppress(ArtifactMissing), store.load(model, kind="model", verify=False) as trained:
@@ -237,6 +233,17 @@ def text_words(
     split = lines_of if sentences == "line" else lambda text: split_all([text])[0]
     is_parsed = bool(parser) and (parses or any(need in SYNTAX for need in needed))
     return TextWords(TextParser(parser, device, split) if is_parsed else None, idf, split, tables)
+
+
+def _trained_tables(model: str, folder: Path, plan: Plan, store: Store) -> dict[str, Any]:
+    """What the plan of a trained model looks up when it is used, by name; see `text_words`."""
+    if not plan.tables(training=False):
+        return {}
+    with ExitStack() as opened:
+        given = model_input(model, store)
+        counts = {name: opened.enter_context(table) for name, table in trained_tables(given, store).items()}
+        check_tables(plan, str(folder), counts, training=False)
+        return read_tables({"model": given, **counts})
 
 
 def check_split(data: Artifact, split: str) -> None:

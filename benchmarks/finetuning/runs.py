@@ -163,7 +163,7 @@ def chosen_setting(table: Table, label: str, name: str, known: Sequence[Row], st
 
 
 def figures_of(table: Table, label: str, name: str, known: Sequence[Row], store: Store) -> dict[str, Any]:
-    """The figures of one row on one data set; ``known`` are those that are measured already."""
+    """The figures of one row on one data set; see `chosen_setting` for ``known``."""
     data, changes = table.data[name], table.rows[label]
     reference = data.build(store)
     settings, about = settings_of(table, data, changes, store), {}

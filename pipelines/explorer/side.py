@@ -50,7 +50,7 @@ FIRST_TEXT = 10**8
 """The number of the first text of a person's own; those of examples are below."""
 
 LONGEST_DOCUMENT = 1 << 40
-"""In code points; no document has so many."""
+"""A number of code points that no document has."""
 
 TOP = 12
 """Examples in the list of those where a head looks most at a pattern."""
@@ -62,13 +62,17 @@ class Side:
     Attributes:
         name: how it is called on the page.
         task: whose loss gives the importance of heads; None if there is none.
+        same_tokens: whether it reads the same tokens as the first model on the page.
     """
 
     def __init__(self, name: str, worker: Worker) -> None:
         self.name, self._worker = name, worker
         self.task: str | None = None
+        self.same_tokens = True
         self._opening: Opening[Any] | None = None
-        self._places: np.ndarray | None = None
+        self._places: np.ndarray | None = (
+            None  # the sequence of each example, if these are numbered as those of another model
+        )
         self._watched: WatchedSequences | None = None
         self._survey: Survey | None = None
         self._importance: Mapping[Site, Any] | None = None
@@ -91,22 +95,20 @@ class Side:
     def follow(self, other: Side) -> None:
         """Number examples as another model does, whose tokenizer may divide the same text into other sequences: an example is the
         sequence that has the first token of the other model's."""
-        if self._sequences.content == other._sequences.content:
+        ours, theirs = self.ready().rows, other.ready().rows
+        self.same_tokens = np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.bounds, theirs.bounds)
+        if self.same_tokens:
             return
         begins, wanted = self._first_tokens("start"), other._first_tokens("end")[: other.ready().number] - 1
         if (np.diff(begins) >= 0).all():
-            self._places = np.searchsorted(begins, wanted, side="right") - 1
-
-    @property
-    def _sequences(self) -> Any:
-        assert self._opening is not None
-        return self._opening.inputs["sequences"]
+            self._places = np.maximum(np.searchsorted(begins, wanted, side="right") - 1, 0)
 
     def _first_tokens(self, edge: str) -> np.ndarray:
-        """Where the first token of the text of each sequence has its ``start`` or ``end``: document and place in it, as one number."""
+        """The ``start`` or ``end`` of the first token of each sequence that is text, as a number that ascends through all documents."""
         from pipelines.training.batches import read_column
 
-        data, name = self._sequences, f"{self._settings.split}.parquet"
+        assert self._opening is not None
+        data, name = self._opening.inputs["sequences"], f"{self._settings.split}.parquet"
         documents, lengths = read_column(data, name, "document", pa.int32(), np.asarray)
         places, _ = read_column(data, name, edge, pa.int64(), np.asarray)
         is_text = np.flatnonzero(documents != NOT_TEXT)
@@ -180,7 +182,11 @@ class Side:
         """The model in the overview."""
         row: dict[str, Any] = {"name": self.name, "task": self.task, "ready": self._watched is not None}
         if self._watched is not None:
-            row |= {"examples": self.num_examples, "plan": bool(self._watched.plan.guides)}
+            row |= {
+                "examples": self.num_examples,
+                "plan": bool(self._watched.plan.guides),
+                "same_tokens": self.same_tokens,
+            }
         return row
 
     @property

@@ -236,9 +236,7 @@ function connect() {
   window.addEventListener("afterprint", () => $("print").removeAttribute("src"));
   window.addEventListener("resize", () => { fit(); show(); });
   if (isSaved) {
-    for (const hidden of document.querySelectorAll("#decisions-section")) {
-      hidden.hidden = true;
-    }
+    $("decisions-section").hidden = true;
   }
 }
 

@@ -234,11 +234,12 @@ export async function drawTiles() {
   }
   if (isCompared()) {
     const tile = (side, head) => side.tiles?.[side.heads.heads.findIndex((each) => isSame(each, head))];
+    const isSameTokens = page.overview.models[1].same_tokens;
     const both = change.grid.cells.map(({ head }) => {
       const [one, other] = page.sides.map((side) => tile(side, head));
-      return one && other && one.length === other.length ? other.map((value, n) => value - one[n]) : null;
+      return one && other && isSameTokens ? other.map((value, n) => value - one[n]) : null;
     });
-    change.title.textContent = both.some(Boolean) ? "B − A" : "B − A: by distance, and frames; their pictures are of different tokens";
+    change.title.textContent = `B − A${isSameTokens ? "" : ", without pictures: the models read different tokens"}`;
     change.grid.draw(both, pictureScale(true));
   }
 }

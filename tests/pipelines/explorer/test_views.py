@@ -180,6 +180,7 @@ def test_the_difference_of_two_models_is_b_minus_a(browser: Any, tmp_path: Path)
     models = [model_folder(tmp_path / "one"), model_folder(tmp_path / "other", strength=0.0)]
     with served(tmp_path, models) as page, opened(browser, page.address) as tab:
         ready(tab)
+        assert page.workspace.sides[1].same_tokens
         head(tab, 0, 5, "one").click()
         tab.get_by_label("difference").check()
         head(tab, 0, 5, "B − A").wait_for()
@@ -376,6 +377,7 @@ def test_models_with_different_tokenizers_show_the_same_text_as_an_example(tmp_p
             letters = "".join(token.removeprefix("##") for token in other.example(n)["tokens"][1:-1])
             assert line.replace(" ", "").startswith(letters) and len(letters) > 8
         assert other.about()["examples"] == len(lines)
+        assert one.about()["same_tokens"] and not other.about()["same_tokens"]
         listed = other.top(0, 5, "self", "")
         assert {row["number"] for row in listed} <= set(range(len(lines)))
         for row in listed:

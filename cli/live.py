@@ -208,11 +208,13 @@ def generate_command(
     prompt by 0.01 before each row is normalised.  Only the continuation is printed.  With --json each prompt is one object, with its marks.
     """
     from guidance.prompts import Prompt
+    from pipelines.stages.missing import looked_up
     from pipelines.statistics.head_scores import read_scores
     from pipelines.training.live_text import read_lines
     from pipelines.training.opening import find_folder
     from pipelines.training.plans import read_plan
     from pipelines.training.steering import Writer
+    from pipelines.training.text_words import TextWords
 
     check_working_folder()
     if not config.sample and (config.temperature != 1 or config.top_p != 1 or config.seed):
@@ -220,13 +222,15 @@ def generate_command(
     if plan is None and (config.strength != 1 or scores is not None):
         unused = "--strength is" if scores is None else "--scores are"
         raise InputError(f"{unused} for the rows of --plan", hint="--plan preset:pasta")
+    folder = find_folder(model, session.store)
     writer = Writer(
-        find_folder(model, session.store),
+        folder,
         None if plan is None else read_plan(plan, session.store),
         strength=config.strength,
         scores=None if scores is None else read_scores(scores),
         device=config.device,
         called=plan or "",
+        words=TextWords(tables=looked_up(model, folder, session.store)),
     )
     if mark and not writer.reads_marks():
         raise InputError("--mark, and no guide looks at what is marked", hint="--plan preset:pasta")

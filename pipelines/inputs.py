@@ -84,6 +84,14 @@ class Model(Take):
             refuse_file(reference)
             raise
 
+    def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
+        """Also adds what its plan looks up, under the name of the table; for a second model after its role."""
+        from pipelines.training.plan_inputs import trained_tables
+
+        super().add(role, reference, opening)
+        for name, table in trained_tables(opening.inputs[role], opening.store).items():
+            opening.inputs[name if role == "model" else f"{role}_{name}"] = opening.stack.enter_context(table)
+
     def open(self, reference: str, opening: Opening[Any]) -> Artifact | Files:
         from pipelines.training.plan_inputs import model_inputs
 

@@ -31,6 +31,7 @@ from pipelines.training.learners.word_scores import nll_of
 from pipelines.training.live_text import Batch, Filler
 from pipelines.training.objectives.next_token import CausalLanguageModelling
 from pipelines.training.opening import Unguided
+from pipelines.training.text_words import TextWords
 
 Masking = Literal["token", "word"]
 
@@ -74,14 +75,21 @@ class Scorer(Filler):
     Args:
         random_seed: of random weights for the same shape; None for the model's own.
         guided: whether its plan is at work; a plan that only has losses is not, in any case.
+        words: finds the words that its plan reads, and has the tables that it looks up; by default rules, and none.
     """
 
     command = "guide probe blimp"
 
     def __init__(
-        self, folder: Path, *, device: str = "auto", random_seed: int | None = None, guided: bool = True
+        self,
+        folder: Path,
+        *,
+        device: str = "auto",
+        random_seed: int | None = None,
+        guided: bool = True,
+        words: TextWords | None = None,
     ) -> None:
-        super().__init__(folder, device, random_seed)
+        super().__init__(folder, device, random_seed, words=words)
         if self.spells_masks and self.special["mask"] is None:
             raise InputError(f"{folder}: its tokenizer has no mask token")
         if not guided and not isinstance(self.handle, Unguided):

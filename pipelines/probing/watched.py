@@ -17,6 +17,7 @@ from pipelines.engine.stage import Run
 from pipelines.training.learner import folder_of
 from pipelines.training.live_text import LiveModel
 from pipelines.training.opening import two_stacks, watched
+from pipelines.training.plan_inputs import read_tables
 from pipelines.training.text_words import TextWords
 
 Seen = TypeVar("Seen")
@@ -71,8 +72,13 @@ class WatchedModel(LiveModel):
     @classmethod
     def of(cls, run: Run[Any]) -> WatchedModel:
         """The model of a probe with a `ReadingConfig`."""
-        config, folder = run.config, folder_of(run.inputs["model"])
-        return cls(folder, length=config.max_length, device=config.device, random_seed=config.random)
+        return cls(
+            folder_of(run.inputs["model"]),
+            length=run.config.max_length,
+            device=run.config.device,
+            random_seed=run.config.random,
+            words=TextWords(tables=read_tables(run.inputs)),
+        )
 
     def check(self, folder: Path, config: Any) -> None:
         if config.is_encoder_decoder:

@@ -19,7 +19,7 @@ from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import MANIFEST, ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.text.parsers import SYNTAX
-from pipelines.training.plan_inputs import check_tables, features, model_input, read_tables, trained_tables
+from pipelines.training.plan_inputs import features, model_input, read_tables, trained_tables
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -223,7 +223,7 @@ def text_words(
     if "idf" in needed:
         with store.load(trained_idf(model, plan, store, is_needed=True), kind="idf") as table:
             idf = rarity_of(str(table.path))
-    tables = _trained_tables(model, folder, plan, store)
+    tables = looked_up(model, folder, store)
     if not needed and not (parser and parses):
         return TextWords(tables=tables)
     with suppress(ArtifactMissing), store.load(model, kind="model", verify=False) as trained:
@@ -235,14 +235,17 @@ def text_words(
     return TextWords(TextParser(parser, device, split) if is_parsed else None, idf, split, tables)
 
 
-def _trained_tables(model: str, folder: Path, plan: Plan, store: Store) -> dict[str, Any]:
-    """What the plan of a trained model looks up when it is used, by name; see `text_words`."""
-    if not plan.tables(training=False):
+def looked_up(model: str, folder: Path, store: Store) -> dict[str, Any]:
+    """What the plan of a trained model looks up by token when it is used, by name, as the model learned with it.  Raises InputError
+    if it is gone."""
+    from guidance.checkpoint import find_plan
+
+    plan = find_plan(folder)
+    if plan is None or not plan.tables(training=False):
         return {}
     with ExitStack() as opened:
         given = model_input(model, store)
         counts = {name: opened.enter_context(table) for name, table in trained_tables(given, store).items()}
-        check_tables(plan, str(folder), counts, training=False)
         return read_tables({"model": given, **counts})
 
 

@@ -84,7 +84,7 @@ def measure(run: Run[Config]) -> Findings:
 
     watched = WatchedSequences(run.inputs, run.config, run.config.random)
     is_one = "other" not in run.inputs
-    own = {"other": "model", "other_masks": "masks"}
+    own = {"other": "model", "other_masks": "masks", "other_cooccur": "cooccur"}
     theirs = {**run.inputs, **{own[role]: given for role, given in run.inputs.items() if role in own}}
     other = watched if is_one else WatchedSequences(theirs, run.config)
     total: Any = 0.0

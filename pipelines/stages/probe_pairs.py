@@ -124,11 +124,14 @@ def measure(run: Run[Config]) -> Findings:
             causal, and ``masking`` is ``word``.
     """
     from pipelines.probing.likelihood import CausalScorer, open_scorer
+    from pipelines.training.plan_inputs import read_tables
+    from pipelines.training.text_words import TextWords
 
     config = run.config
     pairs = list(_pairs(run))
     folder = folder_of(run.inputs["model"])
-    scorer = open_scorer(folder, device=config.device, random_seed=config.random, guided=config.plan)
+    words = TextWords(tables=read_tables(run.inputs))
+    scorer = open_scorer(folder, device=config.device, random_seed=config.random, guided=config.plan, words=words)
     if isinstance(scorer, CausalScorer) and config.masking == "word":
         raise InputError(f"--masking word: {folder} is a causal language model, in which nothing is masked")
     passes = 1 + (len(scorer.heads()) if config.each_head else 0)

@@ -16,7 +16,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.dry import where_known
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.training.learner import folder_of
-from pipelines.training.plan_inputs import load_inputs, trained_tables
+from pipelines.training.plan_inputs import load_inputs
 
 
 def read_data(reference: str, role: str, opening: Opening[Any], config: Any) -> tuple[Artifact, Any]:
@@ -79,8 +79,6 @@ class Reading(Take):
                 # the version before read `segment` of other parts, and put sequences of one example into both halves
                 opening.stage = replace(opening.stage, version=opening.stage.version + 1)
         opening.inputs |= load_inputs(opening.config, [data], opening.store)
-        for name, table in trained_tables(opening.inputs["model"], opening.store).items():
-            opening.inputs[name] = opening.stack.enter_context(table)
 
     def check(self, opening: Opening[Any]) -> None:
         """Raises InputError when the data cannot be read by the model, or their split is empty."""

@@ -39,7 +39,7 @@ from pipelines.training.batches import ids_and_mask, pad_features
 from pipelines.training.model_checks import longest_input
 from pipelines.training.objective import has_head
 from pipelines.training.opening import Unguided, open_trained
-from pipelines.training.plan_inputs import features
+from pipelines.training.plan_inputs import check_counts, features
 from pipelines.training.text_words import TextWords
 
 LONGEST_LINE = 1 << 20
@@ -100,6 +100,7 @@ class LiveModel:
         plan = find_plan(folder)
         self._words = words or TextWords()
         self.needed = check_bare_text(plan or Plan(), folder, self.takes_masks, self.given, self._words.names)
+        check_counts(plan or Plan(), str(folder), "cooccurrence" in self._words.tables, training=False)
         self.tokenizer, self.special = _open_tokenizer(folder, self.spells_masks)
         self.longest = longest_input(config)
         added = [id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]

@@ -178,13 +178,13 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
     """
     with where_known():
         _check_features(plan, source, inputs, training)
-    check_tables(plan, source, inputs, training=training)
+    check_counts(plan, source, "cooccur" in inputs, training=training)
 
 
-def check_tables(plan: Plan, source: str, inputs: Mapping[str, Any], *, training: bool = True) -> None:
-    """Raises PlanError when a plan reads a table that no input has; see `check_needs`."""
+def check_counts(plan: Plan, source: str, are_given: bool, *, training: bool = True) -> None:
+    """Raises PlanError when a plan looks co-occurrence counts up, and there are none; see `check_needs`."""
     reader = plan.tables(training=training).get("cooccurrence")
-    if reader is not None and "cooccur" not in inputs:
+    if reader is not None and not are_given:
         raise PlanError(
             f"{source}: guide {reader!r} needs the table cooccurrence",
             hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences; give it with --cooccur"

@@ -17,6 +17,7 @@ from guidance.prompts import Prompt, Span, prompt_length
 from pipelines.training.live_text import LiveModel, check_bare_text
 from pipelines.training.objective import has_head
 from pipelines.training.opening import Unguided
+from pipelines.training.text_words import TextWords
 
 
 class Writer(LiveModel):
@@ -28,6 +29,7 @@ class Writer(LiveModel):
         strength: how strongly these rows act, above 0 and up to 1, which is as the plan says.
         scores: of heads, by (layer, head), for plans that choose heads by score.
         called: how messages call the plan.
+        words: finds the words that the model's own plan reads, and has the tables that it looks up; by default rules, and none.
 
     Raises:
         InputError: the model is no causal language model.
@@ -46,10 +48,11 @@ class Writer(LiveModel):
         scores: Mapping[tuple[int, int], float] | None = None,
         device: str = "auto",
         called: str = "plan",
+        words: TextWords | None = None,
     ) -> None:
         if plan is not None:
             self._check_plan(folder, plan, called)
-        super().__init__(folder, device)
+        super().__init__(folder, device, words=words)
         self._tables = {} if scores is None else {"importance": scores}
         self.tokenizer.no_truncation()
         if plan is not None:

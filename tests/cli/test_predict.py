@@ -69,7 +69,7 @@ def test_predictions_are_those_of_the_evaluation(work: SimpleNamespace) -> None:
 def test_a_plan_finds_the_counts_that_its_model_has_learned_with(
     work: SimpleNamespace, tmp_path: Path, guide: Callable[..., Any]
 ) -> None:
-    """In evaluation, prediction, probes and with a text; a folder has none."""
+    """In evaluation, prediction, probes of sequences and of words, and with a text; a folder has none."""
     at = ("--store", work.store.root)
     words = tokenizer.run(work.data.reference, tokenizer.Config(kind="word", min_frequency=1), store=work.store)
     counts = cooccurrence.run(work.data.reference, words.reference, cooccurrence.Config(), store=work.store)
@@ -96,6 +96,15 @@ def test_a_plan_finds_the_counts_that_its_model_has_learned_with(
     expected = one_text.look(model.path, "a fine film", words=words)
     assert json.loads(looked.out)["heads"][0]["attention"] == expected.map(0, 0).tolist()
     assert expected.map(0, 0).min() < 0.02 < 0.1 < expected.map(0, 1).min(), "only the first head follows the counts"
+    trees = tmp_path / "trees.conllu"
+    rows = (
+        f"{n}\t{word}\t_\t_\t_\t_\t{head}\tdep\t_\t_" for n, word, head in ((1, "a", 2), (2, "fine", 3), (3, "film", 0))
+    )
+    trees.write_text("\n".join(rows) + "\n\n")
+    probed = guide("probe", "deps", model.reference, trees, "--json", *at)
+    assert probed.code == 0, probed.err
+    (probe,) = (each for each in work.store.artifacts() if each.manifest["stage"] == "probe-deps")
+    assert "cooccur" in probe.manifest["inputs"]
     refused = guide("attention", tmp_path / "copy", "--text", "a fine film", *at)
     assert refused.code == 2 and "in the store where it was trained" in refused.err
 

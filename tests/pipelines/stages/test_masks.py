@@ -19,7 +19,17 @@ from guidance.errors import InputError, NumericalError, PlanError
 from guidance.patterns import features
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import FEATURES, RELATIONS, Tokens, Vocabulary
-from pipelines.stages import corpus, idf, masks, pretrain, sequences, tokenizer
+from pipelines.stages import (
+    corpus,
+    idf,
+    masks,
+    pretrain,
+    probe_distance,
+    probe_induction,
+    probe_pairs,
+    sequences,
+    tokenizer,
+)
 from pipelines.stages.dependencies import dependency_schema
 from pipelines.statistics.codes import check_codes
 from pipelines.storage.artifacts import Artifact
@@ -608,6 +618,21 @@ def test_patterns_with_weights_use_cooccurrence_counts(store: Store) -> None:
     assert model.manifest["inputs"]["cooccur"]["content"] == counted["ours"].content
     rows = [json.loads(line) for line in model.read("metrics.jsonl").splitlines()]
     assert all(np.isfinite(row["loss/mlm"]) for row in rows)
+    pairs = store.root.parent / "pairs.tsv"
+    pairs.write_text("{}\t{}\n".format(*list(SENTENCES)[:2]))
+    scores = []
+    for follows in (True, False):
+        probed = probe_pairs.run(model.reference, [str(pairs)], probe_pairs.Config(plan=follows), store=store).artifact
+        scores.append(pq.read_table(probed.path / "pairs.parquet")["good_score"].to_pylist())
+    assert scores[0] != scores[1], "the counts move the attention, and with it the score"
+    repeated = probe_induction.run(model.reference, probe_induction.Config(length=8, sequences=2), store=store)
+    assert repeated.artifact.manifest["inputs"]["cooccur"]["content"] == counted["ours"].content
+    plain = train(store, made)
+    whole = probe_distance.Config(split="train")
+    between = probe_distance.run(plain.reference, made.data.reference, model.reference, whole, store=store).artifact
+    assert {"cooccur", "other_cooccur"} & set(between.manifest["inputs"]) == {"other_cooccur"}
+    itself = probe_distance.run(model.reference, made.data.reference, model.reference, whole, store=store).artifact
+    assert all(row["counterpart"] == 0 for row in pq.read_table(itself.path / "heads.parquet").to_pylist())
 
 
 # real data

@@ -16,7 +16,6 @@ from guidance.checkpoint.layout import EXTRA_FILE as EXTRA_FILE
 from guidance.checkpoint.layout import MARKER as MARKER
 from guidance.checkpoint.layout import PLAN_FILE as PLAN_FILE
 from guidance.checkpoint.layout import TARGET_FOLDER as TARGET_FOLDER
-from guidance.checkpoint.layout import is_extra as is_extra
 from guidance.checkpoint.loading import load as load
 from guidance.checkpoint.loading import load_model as load_model
 from guidance.checkpoint.loading import restore as restore

@@ -5,7 +5,6 @@ from __future__ import annotations
 from guidance.guided_model import PLAN_KEY as PLAN_KEY
 from guidance.guided_model import PROGRESS_KEY as PROGRESS_KEY
 from guidance.models.methods import MARKER as MARKER
-from guidance.sites import EXTRA
 
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
 PLAN_FILE = "plan.toml"
@@ -21,8 +20,3 @@ PROGRESS_FILE = "guide_progress.json"
 
 PICKLED_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 """Weights in other formats, which are never opened."""
-
-
-def is_extra(name: str) -> bool:
-    """True for a tensor that a plan added to a model."""
-    return EXTRA in name.split(".")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from guidance.checkpoint.adapters import add_adapter, base_folder, has_adapter, plain_names, restore_adapter
-from guidance.checkpoint.layout import ADAPTER_FILE, CONFIG_FILE, PLAN_FILE, TARGET_FOLDER, is_extra
+from guidance.checkpoint.layout import ADAPTER_FILE, CONFIG_FILE, PLAN_FILE, TARGET_FOLDER
 from guidance.checkpoint.opening import (
     find_plan,
     open_model,
@@ -26,7 +26,7 @@ from guidance.checkpoint.opening import (
 from guidance.errors import InputError
 from guidance.installation import Handle, install
 from guidance.plan import Plan
-from guidance.sites import EXTRA
+from guidance.sites import EXTRA, is_added
 
 _log = logging.getLogger("guide.checkpoint")  # a child of the logger that the command line shows
 
@@ -82,7 +82,7 @@ def _install(
 
 def _names_in(extra: Mapping[str, Tensor], trunk: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A model's tensors by their names in a file, in which the model may have a head that it lacks here, or the reverse."""
-    own = {name: tensor for name, tensor in state.items() if is_extra(name)}
+    own = {name: tensor for name, tensor in state.items() if is_added(name)}
     theirs, ours = (any(name.startswith(trunk) for name in names) for names in (extra, own))
     if extra and theirs != ours:
         return {trunk + name if theirs else name.removeprefix(trunk): tensor for name, tensor in own.items()}
@@ -133,7 +133,7 @@ def restore(model: PreTrainedModel, folder: Path, plan: Plan) -> None:
         _fill(model, read_extra(folder), str(folder), plain_names)
         return
     tied = set(getattr(model, "all_tied_weights_keys", {}))
-    own = {name: tensor for name, tensor in model.state_dict().items() if not is_extra(name) and name not in tied}
+    own = {name: tensor for name, tensor in model.state_dict().items() if not is_added(name) and name not in tied}
     stored = read_weights(folder)
     _check_names(own, stored, str(folder))
     with torch.no_grad():
@@ -149,7 +149,7 @@ def take_over(handle: Handle, folder: Path) -> None:
     """
     if not (stored := _by_key(read_extra(folder))):
         return
-    own = _by_key({name: tensor for name, tensor in handle.model.state_dict().items() if is_extra(name)})
+    own = _by_key({name: tensor for name, tensor in handle.model.state_dict().items() if is_added(name)})
     pairs = [*_counterparts(handle, folder), *zip(stored, stored, strict=True)]
     for key, other in pairs:
         there, here = stored.get(key), own.get(other)
@@ -192,7 +192,7 @@ def _fill(
     named: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict,
 ) -> None:
     """Copy stored parameters, whose names in the file ``named`` gives, into the modules that a plan added."""
-    wanted = {name: tensor for name, tensor in named(model.state_dict()).items() if is_extra(name)}
+    wanted = {name: tensor for name, tensor in named(model.state_dict()).items() if is_added(name)}
     _check_names(wanted, extra, source)
     for name, stored in extra.items():
         if not torch.isfinite(stored).all():

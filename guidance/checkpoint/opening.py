@@ -36,12 +36,12 @@ from guidance.checkpoint.layout import (
     PROGRESS_FILE,
     PROGRESS_KEY,
     WEIGHTS_FILE,
-    is_extra,
 )
 from guidance.errors import InputError, NumericalError, PlanError, reason_of
 from guidance.models import role_transformer  # noqa: F401  registers its classes
 from guidance.models.word_models import OWN_CLASSES
 from guidance.plan import SIZE_LIMIT, Plan
+from guidance.sites import is_added
 from guidance.special_tokens import usual_tokens
 from guidance.standalone import CLASS_NAME, CLASS_PREFIX, TYPE_PREFIX
 
@@ -287,7 +287,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in weights_of(folder) or [folder / WEIGHTS_FILE]:
         # cloned: alignment in the file decides which kernels run, and so the last bit of the results
-        tensors |= {n: t.clone() for n, t in read_tensors(path).items() if n != MARKER and not is_extra(n)}
+        tensors |= {n: t.clone() for n, t in read_tensors(path).items() if n != MARKER and not is_added(n)}
     return tensors
 
 
@@ -296,7 +296,7 @@ def read_extra(folder: Path) -> dict[str, Tensor]:
     own = read_tensors(folder / EXTRA_FILE) if (folder / EXTRA_FILE).exists() else {}
     among: dict[str, Tensor] = {}
     for path in weights_of(folder):
-        if names := [name for name in _tensor_names(path) if is_extra(name)]:
+        if names := [name for name in _tensor_names(path) if is_added(name)]:
             with safetensors.safe_open(path, framework="pt") as file:
                 among |= {name: file.get_tensor(name) for name in names}
     for name, tensor in among.items():
@@ -371,7 +371,7 @@ def open_model(
     model_class = auto_class or _class_of(config, settings, str(folder / CONFIG_FILE))
     source: dict[str, Any] = {"pretrained_model_name_or_path": folder, "local_files_only": True}
     names = {name for path in files for name in _tensor_names(path)}
-    guided = MARKER in names or any(map(is_extra, names))
+    guided = MARKER in names or any(map(is_added, names))
     with _opening(folder):
         if guided:  # pass the model's own tensors only; transformers would report the others
             if auto_class is not None:

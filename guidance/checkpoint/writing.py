@@ -27,12 +27,12 @@ from guidance.checkpoint.layout import (
     PROGRESS_FILE,
     PROGRESS_KEY,
     WEIGHTS_FILE,
-    is_extra,
 )
 from guidance.errors import InputError, MachineError
 from guidance.guided_model import installed_in
 from guidance.installation import Handle
 from guidance.plan import Plan
+from guidance.sites import is_added
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def weight_files(tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, bytes]:
     """The files for the tensors that `weights` returns: the model's own, and those that the plan added."""
-    own = {name: tensor for name, tensor in tensors.items() if not is_extra(name)}
+    own = {name: tensor for name, tensor in tensors.items() if not is_added(name)}
     if plan.shapes_outputs:
         own[MARKER] = torch.zeros(1, dtype=torch.uint8)
     return {WEIGHTS_FILE: safetensors.torch.save(own, metadata={"format": "pt"}), **extra_files(tensors)}
@@ -56,7 +56,7 @@ def weight_files(tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, bytes]:
 
 def extra_files(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     """The file for the tensors that a plan added; none if there are none."""
-    extra = {name: tensor for name, tensor in tensors.items() if is_extra(name)}
+    extra = {name: tensor for name, tensor in tensors.items() if is_added(name)}
     return {EXTRA_FILE: safetensors.torch.save(extra, metadata={"format": "pt"})} if extra else {}
 
 
@@ -110,7 +110,7 @@ def save(
         model, plan = guided.model, plan or guided.plan
     else:
         model = guided
-        if plan is None and (installed_in(model) or any(map(is_extra, model.state_dict()))):
+        if plan is None and (installed_in(model) or any(map(is_added, model.state_dict()))):
             raise InputError("a guided model is saved with its plan", hint="save(handle, folder), or give plan=")
     plan = plan or Plan()
     files = model_files(model, plan) | (tokenizer_files(tokenizer) if tokenizer is not None else {})
@@ -125,17 +125,19 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = Fals
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for partial in folder.glob(".*.partial"):
-            partial.unlink()
-        present = {path.name for path in folder.iterdir()}
-        others = present - set(files)
         last = CONFIG_FILE if CONFIG_FILE in files else ADAPTER_FILE
+        partials = {path.name for path in folder.glob(".*.partial")}
+        present = {path.name for path in folder.iterdir()} - partials
+        others = present - set(files)
         if last == ADAPTER_FILE and CONFIG_FILE in present:
             raise InputError(f"{folder}: holds a whole model", hint="an adapter needs a folder of its own")
-        if others and last not in present and not among:
+        is_ours = last in present or f".{last}.partial" in partials  # an interrupted write leaves the second alone
+        if others and not is_ours and not among:
             raise InputError(
                 f"{folder}: holds {min(others)!r} and is no model folder", hint="name a folder that is empty or new"
             )
+        for name in partials - {f".{name}.partial" for name in files}:
+            (folder / name).unlink()
         for name, data in files.items():
             with (folder / f".{name}.partial").open("wb") as file:
                 file.write(data)

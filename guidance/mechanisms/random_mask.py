@@ -48,8 +48,9 @@ class RandomMask(AttackMechanism):
         assert inputs.seeds_B is not None
         proportion, allowed_B1QK = self._proportion_at(inputs), inputs.scope.allowed_BQK[:, None]
         if self.kind == "magnitude":
-            order = scores_BhQK.detach().mean(1, keepdim=True).masked_fill(~allowed_B1QK, -torch.inf)
-            rank = order.argsort(-1, descending=True).argsort(-1)
+            # half precision would make many means equal
+            order = scores_BhQK.detach().float().mean(1, keepdim=True).masked_fill(~allowed_B1QK, -torch.inf)
+            rank = order.argsort(stable=True, dim=-1, descending=True).argsort(-1)
             # for rows of 0, 1, 2, ... keys; the small sum keeps 0.29 of 100 keys at 29
             shares = [min(math.floor(proportion * n + 1e-9), max(n - 1, 0)) for n in range(order.shape[-1] + 1)]
             off = rank < torch.tensor(shares, device=order.device)[allowed_B1QK.sum(-1, keepdim=True)]

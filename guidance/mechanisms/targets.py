@@ -202,10 +202,13 @@ class GuidedSoftmax(torch.autograd.Function):
         for (runs, target), grad_BhQ in zip(ctx.targets, distance_grads, strict=True):
             for run, part in _split(grad_BhQ, runs):
                 target.predicate.add_mass_gradient(total_BHQK[:, run], -2 * target.value_BQ[:, None] * part)
-        # on the CPU the kernel cannot round to float16 by itself
-        is_plain = ctx.scores_dtype == torch.float16 and total_BHQK.device.type == "cpu"
-        dtype = total_BHQK.dtype if is_plain else ctx.scores_dtype
+        can_round = _ROUNDED_BY_KERNEL.get(total_BHQK.device.type) == ctx.scores_dtype
+        dtype = ctx.scores_dtype if can_round else total_BHQK.dtype
         return torch._softmax_backward_data(total_BHQK, attention_BHQK, -1, dtype).to(ctx.scores_dtype), None
+
+
+_ROUNDED_BY_KERNEL = {"cpu": torch.bfloat16, "cuda": torch.float16}
+"""The one type to which the kernel of the softmax rule rounds a float32 gradient by itself; it refuses others, or gives zeros."""
 
 
 def _split(values_BhQ: Tensor, runs: tuple[slice, ...]) -> list[tuple[slice, Tensor]]:

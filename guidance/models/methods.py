@@ -85,6 +85,7 @@ def save_pretrained(
 
 
 def refuse_implementation(model: nn.Module, *_: Any, **__: Any) -> None:
+    """Takes the place of ``set_attn_implementation`` of a guided model, and always raises InputError."""
     raise InputError(
         "a plan is installed in this model, and another attention implementation would not follow it",
         hint="handle.remove() first, or choose how heads are computed by install(..., backend=...)",

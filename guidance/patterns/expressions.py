@@ -235,7 +235,7 @@ class _Reader:
             return _Part("bool", value)
         if name in CODES:
             return _Part("relation" if name == "relation" else "pos", value, lambda v: value(v) >= 0)
-        return _Part("number", value, (lambda v: value(v) >= 0) if kind == "int" else None)
+        return _Part("number", value, lambda v: FEATURES[name].applies(value(v)))
 
     def _pattern(self, name: str, node: ast.expr) -> _Part:
         if name not in PATTERNS:

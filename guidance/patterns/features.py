@@ -40,6 +40,12 @@ class Feature:
         """The value where the feature does not apply: for special tokens, and for padding."""
         return {"bool": False, "int": -1, "float": 0.0}[self.kind]
 
+    def applies(self, values: Tensor) -> Tensor:
+        """Where some values say something, bool: integers from 0, floats above 0, which NaN is not; truth values everywhere."""
+        if self.kind == "bool":
+            return torch.ones_like(values, dtype=torch.bool)
+        return values >= 0 if self.kind == "int" else values > 0
+
     def accepts(self, dtype: torch.dtype) -> bool:
         """True if a tensor of that type can hold the values."""
         if self.kind == "int":

@@ -14,16 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from guidance.attention.mixing import PROJECTIONS
 from guidance.errors import NumericalError, UnsupportedModel
 from guidance.sites import Site
 
 Form = Literal["elementwise", "joint"]
-
-_INTO = (
-    *(("query", "key", "value"), ("query_proj", "key_proj", "value_proj")),
-    *(("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"), ("q", "k", "v")),
-)
-"""The names of the matrices whose rows belong to heads."""
 
 _FUSED = ("Wqkv", "qkv_proj", "query_key_value", "c_attn")
 """The names of queries', keys' and values' matrices in one."""
@@ -94,7 +89,7 @@ def _parts(model: nn.Module, name: str, module: nn.Module, site: Site) -> Iterat
     if fused := next((child for child in _FUSED if child in children), None):
         into = [(children[fused], _blocks(fused, module, heads))]
     else:
-        chosen = next((names for names in _INTO if all(child in children for child in names)), None)
+        chosen = next((names for names in PROJECTIONS if all(child in children for child in names)), None)
         if chosen is None:
             raise UnsupportedModel(f"{name}: a {type(module).__name__}, whose queries, keys and values were not found")
         rows = [len(children[child].weight) for child in chosen]  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from guidance.sites import Site
 from guidance.statistics.roles import COLUMNS
 from pipelines.engine.stage import Run
 from pipelines.probing.probe import SequencesConfig
+from pipelines.text.encoding import replace_special
 from pipelines.training.batches import Examples, ids_and_mask, pad, pad_features
 from pipelines.training.learner import folder_of
 from pipelines.training.live_text import check_bare_text, with_random_weights
@@ -145,7 +146,7 @@ class WatchedSequences:
             raise InputError("the tokenizer finds no token in the text")
         if most is not None and len(ids) + 2 > most:
             raise InputError(f"the text has {len(ids):,} tokens, and the model reads {most - 2:,}", hint="shorten it")
-        ids[np.isin(ids, named.all_special_ids)] = named.unk_token_id  # text never becomes a special token
+        replace_special(ids, named.all_special_ids, named.unk_token_id)
         row = np.concatenate([[named.cls_token_id], ids, [named.sep_token_id]])
         inputs = ids_and_mask([row], named.pad_token_id, self.device)
         if self._segments:

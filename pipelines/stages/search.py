@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import re
 import statistics
@@ -353,13 +354,18 @@ def _place(trial: Trial) -> tuple[int, int, int, int]:
 
 
 def _choose(trials: Sequence[Trial], config: AnyConfig) -> None:
-    """Mark the runs of the best setting in each fold, at each moment and for each set of rows; of equal settings the first."""
+    """Mark the runs of the best setting in each fold, at each moment and for each set of rows; of equal settings the first.  One
+    whose validation is undefined comes last."""
     sign = -1.0 if config.select == "loss" else 1.0
+
+    def goodness(group: Sequence[Trial]) -> float:
+        valid = [trial.outcome.valid for trial in group]
+        return -math.inf if None in valid else sign * statistics.fmean(value for value in valid if value is not None)
+
     for _, runs in itertools.groupby(trials, key=lambda trial: (trial.fold, trial.start, trial.setting.kept)):
         own = list(runs)
         groups = [own[start : start + config.seeds] for start in range(0, len(own), config.seeds)]
-        best = max(groups, key=lambda group: sign * statistics.fmean(trial.outcome.valid or 0.0 for trial in group))
-        for trial in best:
+        for trial in max(groups, key=goodness):
             trial.chosen = True
 
 

@@ -169,9 +169,10 @@ def _opened(source: Path, plan: Plan, numbers: list[int]) -> Handle:
     """The model of a folder, which follows a part of its plan: the rows of the given numbers."""
     import torch
 
-    from guidance.checkpoint import TARGET_FOLDER, is_extra
+    from guidance.checkpoint import TARGET_FOLDER
     from guidance.checkpoint.opening import open_model, read_extra, read_tokenizer
     from guidance.installation import install
+    from guidance.sites import is_added
 
     given = _plan_of(source)
     model, _ = open_model(source, None, "auto")
@@ -184,7 +185,7 @@ def _opened(source: Path, plan: Plan, numbers: list[int]) -> Handle:
         key, _, parameter = rest.partition(".")
         if key in keys:
             learned[f"{before}guided.{keys[key]}.{parameter}"] = tensor
-    own = {name: tensor for name, tensor in model.state_dict().items() if is_extra(name)}
+    own = {name: tensor for name, tensor in model.state_dict().items() if is_added(name)}
     for name in sorted(own.keys() ^ learned.keys()):
         raise InputError(f"{source}: {'lacks' if name in own else 'has'} {name}, and its plan says otherwise")
     with torch.no_grad():

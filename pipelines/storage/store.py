@@ -67,7 +67,19 @@ class Store:
 
     def lock(self, kind: str, recipe: str, *, shared: bool = False) -> Lock:
         """The lock of a recipe: exclusive for building it, shared for ``--shard`` runs.  Its file is never deleted."""
-        return self._lock(f"{kind}-{recipe[:ID_LENGTH]}", shared=shared)
+        return self._lock(self._lock_file(kind, recipe).name, shared=shared)
+
+    def is_being_built(self, kind: str, recipe: str) -> bool:
+        """Whether a process is building the artifact of a recipe now."""
+        try:
+            lock = Lock(self._lock_file(kind, recipe), shared=True)
+        except FileNotFoundError:
+            return False
+        with lock:
+            return not lock.acquire(wait=False)
+
+    def _lock_file(self, kind: str, recipe: str) -> Path:
+        return self.root / ".locks" / f"{kind}-{recipe[:ID_LENGTH]}"
 
     def _lock(self, name: str, *, shared: bool = False) -> Lock:
         with machine_errors(f"cannot use the store {self.root}"):
@@ -359,7 +371,16 @@ class Store:
             ArtifactMissing, ArtifactDamaged: see `find`, `open` and `Artifact.verify`.
             ArtifactMismatch: it is not of the given ``kind``.
         """
-        artifact = self.open(self.find(reference))
+        with contextlib.ExitStack() as opened:
+            artifact = opened.enter_context(self.open(self.find(reference)))
+            self._check(artifact, reference, kind)
+            if verify:
+                artifact.verify()
+            opened.pop_all()  # the caller closes it
+        return artifact
+
+    def _check(self, artifact: Artifact, reference: str, kind: str | None) -> None:
+        """Check that an artifact is of a kind and the one that was named; see `load`."""
         named = self.named(reference)
         if named and named.recipe == artifact.recipe and named.content != artifact.content:
             if "@" in reference:
@@ -373,9 +394,6 @@ class Store:
                 f"{reference!r} is an artifact of kind {artifact.kind}; expected: {kind}",
                 hint=f"`guide ls --kind {kind}` lists those",
             )
-        if verify:
-            artifact.verify()
-        return artifact
 
     def load_input(self, artifact: Artifact, role: str, *, verify: bool = True) -> Artifact:
         """An input of an artifact, with the same content as when the artifact was built.  Raises ArtifactMissing if the

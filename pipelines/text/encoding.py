@@ -136,18 +136,25 @@ class Encoder:
         return tokens, counts
 
     def _replace_special(self, ids: Any) -> None:
-        """Replace special tokens by the unknown token, in place: text never becomes a special token, even if the
-        vocabulary lists one as an ordinary token."""
-        wrong = np.isin(ids, self._forbidden)
-        count = int(wrong.sum())
-        if count:
-            if self._unknown is None:
-                raise InputError(
-                    "the text spells a special token, but the tokenizer has no unknown token to replace it",
-                    hint="use a tokenizer with an unknown token",
-                )
-            ids[wrong] = self._unknown
-            self.replaced += count
+        self.replaced += replace_special(ids, self._forbidden, self._unknown)
+
+
+def replace_special(ids: Any, special: Iterable[int | None], unknown: int | None, is_text: Any = True) -> int:
+    """Replace special tokens in a text by the unknown token, in place, and say how many: text never becomes a special token, even
+    if the vocabulary lists one as an ordinary token.  Raises InputError if there is no unknown token.
+
+    Args:
+        ids: of tokens, an array; is_text: which of them are text, by default all.
+    """
+    wrong = is_text & np.isin(ids, [id_ for id_ in special if id_ is not None])
+    if count := int(wrong.sum()):
+        if unknown is None:
+            raise InputError(
+                "the text spells a special token, but the tokenizer has no unknown token to replace it",
+                hint="use a tokenizer with an unknown token",
+            )
+        ids[wrong] = unknown
+    return count
 
 
 # in the worker processes of a statistic

@@ -26,6 +26,7 @@ from guidance.objectives.selection import logits_at
 from guidance.objectives.translation import translate
 from guidance.patterns.features import FEATURES
 from guidance.plan import Plan
+from pipelines.text.encoding import replace_special
 from pipelines.text.records import check_utf8
 from pipelines.text.tokenizer_files import (
     TOKENIZER_FILES,
@@ -128,8 +129,8 @@ class LiveModel:
         """Raises InputError if a model with this configuration cannot do what this class is for."""
 
     def read(self, texts: Sequence[str]) -> Batch:
-        """Texts as a batch on the device of the model.  Raises InputError if a text is not valid Unicode, or a token is
-        outside of the vocabulary of the model."""
+        """Texts as a batch on the device of the model.  Raises InputError if a text is not valid Unicode, spells a special token
+        that cannot be replaced, or has a token outside of the vocabulary of the model."""
         for text in texts:
             check_utf8(text)
         encodings, device = self.tokenizer.encode_batch(list(texts)), self.model.device
@@ -154,11 +155,10 @@ class LiveModel:
         return PreTrainedTokenizerFast(tokenizer_object=self.tokenizer, **named)
 
     def _ids(self, encoding: Any) -> Any:
-        """The ids of a text, in which no text has become a special token, as in training."""
+        """The ids of a text, as in training."""
         ids = np.array(encoding.ids, np.int64)
         is_text = np.array([part is not None for part in encoding.sequence_ids], bool)
-        if self.special["unk"] is not None:
-            ids[is_text & np.isin(ids, self._forbidden)] = self.special["unk"]
+        replace_special(ids, self._forbidden, self.special["unk"], is_text)
         return ids
 
 
@@ -252,7 +252,7 @@ class Filler(LiveModel):
         for other in MASKS:
             text = text.replace(other, self.mask)
         batch = self.read([text])
-        if self.cut:
+        if batch.encodings[0].overflowing:
             raise InputError(f"the text is longer than the {self.longest} tokens that the model allows", hint="cut it")
         masks_N = (batch.inputs["input_ids"][0] == self.special["mask"]).nonzero()[:, 0]
         if not len(masks_N):

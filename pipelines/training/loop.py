@@ -346,18 +346,12 @@ class _Loop:
         # validation is rare, and would need graphs of its own
         plain = torch.compiler.set_stance("force_eager") if self.settings.compile else nullcontext()
         with torch.no_grad(), self.cluster.accelerator.autocast(), plain, gathered(self.bare):
-            sums = self.learner.evaluate(self.bare, self.cluster.rank, self.cluster.world)
+            losses = self._validation_losses()
             scores = {
                 f"eval/{task}/{metric}": float(value)
                 for task, score in self.learner.scorers.items()
                 for metric, value in score(self.bare).items()
             }
-        added = self.cluster.sum({f"{n}/{i}": v for n, pair in sums.items() for i, v in enumerate(pair)})
-        # a loss over no examples is undefined, not 0
-        losses = {name: added[f"{name}/0"] / added[f"{name}/1"] for name in sums if added[f"{name}/1"]}
-        if not all(map(math.isfinite, losses.values())):
-            shown = ", ".join(f"{name} {value:.6g}" for name, value in losses.items())
-            raise NumericalError(f"step {self.step}: a validation loss is not finite: {shown}")
         select = self.wanted.select
         value = scores.get(select) if select else next(iter(losses.values()), None)
         if value is not None:
@@ -367,6 +361,17 @@ class _Loop:
                 "step %d: %s is undefined on the validation examples, so no weights are kept as best", self.step, select
             )
         return {**{f"valid/{name}": value for name, value in losses.items()}, **scores}
+
+    def _validation_losses(self) -> dict[str, float]:
+        """The mean losses over the validation examples of all processes.  Raises NumericalError if one is not finite."""
+        sums = self.learner.evaluate(self.bare, self.cluster.rank, self.cluster.world)
+        added = self.cluster.sum({f"{n}/{i}": v for n, pair in sums.items() for i, v in enumerate(pair)})
+        # a loss over no examples is undefined, not 0
+        losses = {name: added[f"{name}/0"] / added[f"{name}/1"] for name in sums if added[f"{name}/1"]}
+        if not all(map(math.isfinite, losses.values())):
+            shown = ", ".join(f"{name} {value:.6g}" for name, value in losses.items())
+            raise NumericalError(f"step {self.step}: a validation loss is not finite: {shown}")
+        return losses
 
     def _keep_best(self, value: float) -> None:
         """Keep the weights of this step if its validation is among the best; of equal ones the first is better."""

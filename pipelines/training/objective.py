@@ -6,7 +6,7 @@ pydantic.  What needs torch is imported inside their methods.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -159,9 +159,13 @@ class Objective:
         """
         resolve_name(cls.evaluation)(run, folder, model, handle)
 
+    compared_by: ClassVar[Sequence[str]] = ()
+    """Settings of an evaluation by which `compare` computes its metrics."""
+
     @classmethod
     def compare(cls, one: Table, other: Table) -> list[Compared]:
-        """Metrics of two models beside each other, from their predictions of the same examples.
+        """Metrics of two models beside each other, from their predictions of the same examples; further arguments are the settings
+        that ``compared_by`` names.
 
         Raises:
             InputError: predictions of this objective cannot be compared.

@@ -71,7 +71,9 @@ class Optimizer:
     def clip(self) -> dict[str, Tensor]:
         """Clip the gradients; gives their norms before clipping, by name."""
         most = self.given.clip or math.inf
-        return {name: whole_of(nn.utils.clip_grad_norm_(group, most)) for name, group in self._clipped.items()}
+        norms = {name: whole_of(nn.utils.clip_grad_norm_(group, most)) for name, group in self._clipped.items()}
+        # without any gradient the norm is a zero on the CPU
+        return {name: norm.to(self._clipped[name][0].device) for name, norm in norms.items()}
 
     def update(self, rate: float) -> None:
         """Update the weights at this learning rate, those that a plan has added in proportion, and drop the gradients."""

@@ -13,7 +13,7 @@ from pipelines.engine.declaration import Stage
 from pipelines.engine.stage import read_json, recipe_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import write_file
-from pipelines.storage.manifest import ID_LENGTH, MANIFEST, ArtifactDamaged, ArtifactMissing
+from pipelines.storage.manifest import ID_LENGTH, MANIFEST, ArtifactDamaged, ArtifactInUse, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.metrics_log import METRICS_COPY, METRICS_LOG
 
@@ -34,6 +34,7 @@ def resumed(
 
     Raises:
         ArtifactMissing: there is no such run.
+        ArtifactInUse: it is to continue with other settings, and has not ended.
         InputError: a setting or an input differs and is not in ``allowed``; each is listed with both values.
     """
     folder, about = _begun(stage, reference, store)
@@ -68,6 +69,10 @@ def resumed(
         )
     from pipelines.training.checkpoints import Checkpoints
 
+    if store.is_being_built(stage.kind, folder.name):
+        raise ArtifactInUse(
+            f"{reference} is still being trained, and its checkpoints come and go", hint="end it first, with Ctrl-C"
+        )
     newest = Checkpoints(folder).newest("checkpoint")
     if newest is None:
         raise ArtifactMissing(f"{reference} has no checkpoint", hint="--init starts from the weights of a finished run")

@@ -5,6 +5,7 @@ As with objectives, what needs torch or numpy is imported inside methods.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from itertools import accumulate
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from guidance.errors import InputError
+from guidance.errors import InputError, NumericalError
 from pipelines.training.objective import Objective, has_head
 
 if TYPE_CHECKING:
@@ -319,7 +320,10 @@ def known(predictions: Iterable[Prediction]) -> tuple[list[str], list[str]]:
 
 
 def highest(scores: Sequence[float], gold: int | str | None) -> int:
-    """The number of the highest score.  Equal scores never count as right: of these it is one that is not the gold label."""
+    """The number of the highest score.  Equal scores never count as right: of these it is one that is not the gold label.  Raises
+    NumericalError if a score is not a number."""
+    if any(map(math.isnan, scores)):
+        raise NumericalError("a score of the model is not a number")
     tied = [number for number, score in enumerate(scores) if score == max(scores)]
     return next((number for number in tied if str(number) != str(gold)), tied[0])
 

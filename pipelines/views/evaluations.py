@@ -64,9 +64,22 @@ def compare_evaluations(evaluations: Sequence[Artifact], labels: Sequence[str]) 
             compared = row.compare_sets(baseline, table)
         else:
             _check_same(baseline, table, labels[0], label)
-            compared = row.compare(baseline, table)
+            compared = row.compare(baseline, table, **_settings(row.compared_by, first, other, labels[0], label))
         tested += [Tested(labels[0], label, **vars(each)) for each in compared]
     return corrected(tested)
+
+
+def _settings(names: Sequence[str], one: Artifact, other: Artifact, *labels: str) -> dict[str, Any]:
+    """The settings of both evaluations by these names.  Raises ArtifactMismatch if they differ."""
+    found = [{name: value for name, value in each.manifest["config"].items() if name in names} for each in (one, other)]
+    for name in names:
+        first, second = (settings.get(name) for settings in found)
+        if first != second:
+            raise ArtifactMismatch(
+                f"{labels[0]} was measured with {name} {first}, {labels[1]} with {second}",
+                hint=f"guide evaluate --{name.replace('_', '-')} {first} measures both alike",
+            )
+    return found[0]
 
 
 def corrected(tests: Sequence[Tested]) -> list[Tested]:

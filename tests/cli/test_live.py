@@ -377,6 +377,10 @@ def test_wrong_inputs_of_fill_are_refused(
     for text, message in (("the cat", "the text has no mask"), ("the [MASK]" * 9, "longer than the 8 tokens")):
         said = guide("fill", wordpieces, text)
         assert said.code == 2 and message in said.err, said.err
+    filler = Filler(wordpieces, "cpu")
+    with pytest.raises(InputError, match="longer than the 8 tokens"):
+        filler.fill("the [MASK]" * 9, 1)
+    assert filler.fill("the [MASK]", 1), "one text that was cut is no reason to refuse the next"
     feed(monkeypatch, b"the [MASK]\nthe cat\n")
     said = guide("fill", wordpieces, "--json")
     assert said.code == 2 and "stdin, line 2: the text has no mask" in said.err

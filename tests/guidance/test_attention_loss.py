@@ -13,7 +13,7 @@ from torch import Tensor
 from guidance.errors import InputError, PlanError
 from guidance.mechanisms.attention_loss import AttentionLoss
 from guidance.mechanisms.base import PatternInputs
-from guidance.mechanisms.targets import GuidedSoftmax, SquaredTarget
+from guidance.mechanisms.targets import _ROUNDED_BY_KERNEL, GuidedSoftmax, SquaredTarget
 from guidance.options import read_options
 from guidance.patterns.catalogue import PATTERNS
 from guidance.patterns.combinations import read_pattern
@@ -401,6 +401,25 @@ def test_half_precision_scores_give_single_precision_losses() -> None:
     assert attention.dtype == distances.dtype == torch.float32
     (gradient,) = torch.autograd.grad(distances.sum(), scores)
     assert gradient.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_backward_pass_keeps_to_what_the_kernel_of_cuda_takes(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rounds a float32 gradient to float16 and to nothing else."""
+    scores, runs = masked(torch.randn(4, 2, 5, 5).to(dtype)).requires_grad_(), (((slice(0, 2),), target("first")),)
+    (expected,) = torch.autograd.grad(GuidedSoftmax.apply(scores, runs)[1].sum(), scores)
+    kernel = torch._softmax_backward_data
+
+    def of_cuda(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+        assert input_dtype in (grad.dtype, torch.float16), "expected input and grad types to match"
+        return kernel(grad, output, dim, grad.dtype).to(input_dtype)
+
+    monkeypatch.setattr(torch, "_softmax_backward_data", of_cuda)
+    monkeypatch.setitem(_ROUNDED_BY_KERNEL, "cpu", _ROUNDED_BY_KERNEL["cuda"])
+    (found,) = torch.autograd.grad(GuidedSoftmax.apply(scores, runs)[1].sum(), scores)
+    assert torch.equal(found, expected)
 
 
 @every_pattern

@@ -31,6 +31,20 @@ def tokens() -> Tokens:
     return Tokens(ids, ids != 0, columns)
 
 
+class Unknown:
+    """A number that a token does not have: it stays unknown in sums, and no comparison with it is true."""
+
+    def _same(self, *other: Any) -> Unknown:
+        return self
+
+    def _never(self, other: Any) -> bool:
+        return False
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = __abs__ = _same
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _never  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
 def slowly(text: str) -> list[list[list[bool]]]:
     """Every pair of tokens, one after the other, by Python itself."""
     found = []
@@ -39,7 +53,7 @@ def slowly(text: str) -> list[list[list[bool]]]:
 
         def token(n: int, ids: Any = ids, idf: Any = idf, stop: Any = stop, size: int = size) -> SimpleNamespace:
             own = {"id": ids[n], "place": n, "frequency": ids.count(ids[n]), "length": size}
-            return SimpleNamespace(**own, idf=idf[n], stop_word=stop[n])
+            return SimpleNamespace(**own, idf=idf[n] or Unknown(), stop_word=stop[n])
 
         rows = []
         for q in range(6):
@@ -77,6 +91,9 @@ def test_names_of_codes_and_what_is_not_known() -> None:
         *([1, 1], [1, 3], [2, 2], [3, 1], [3, 3], [4, 4]),
     ]
     assert UPOS[7] == "NOUN"
+    idf = torch.tensor([[0.0, 2.0, float("nan"), 6.0]])
+    for text in ("key.idf < 4", "key.idf != 6", "key.idf + 1 <= 3"):
+        assert guidance.pattern({"where": text}, torch.ones_like(idf).long(), idf=idf)[0, 0].tolist() == [0, 1, 0, 0]
     relation = torch.tensor([[-1, RELATIONS.index("nsubj"), RELATIONS.index("root")]])
     ids = torch.ones_like(relation)
     assert guidance.pattern({"where": "key.relation == 'nsubj'"}, ids, relation=relation)[0, 2].tolist() == [0, 1, 0]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from guidance import Guide, Handle, Plan, install, load, save
-from guidance.checkpoint import is_extra
 from guidance.errors import InputError, PlanError
+from guidance.sites import is_added
 from tests.guidance.models import PAD, tiny_model
 
 IDS = torch.tensor([[0, 11, 12, 13, 14, 2], [0, 21, 22, 2, PAD, PAD]])
@@ -180,7 +180,7 @@ def test_steps_that_are_no_numbers_of_steps_are_refused(given: Any) -> None:
 def test_parameters_of_a_guide_that_has_faded_still_get_gradients_of_zero(row: Guide) -> None:
     """Data parallelism waits for the gradients of all parameters; the model is the unguided one all the same."""
     model, _ = installed(Plan((row,)), step=4)
-    gates = [parameter for name, parameter in model.named_parameters() if is_extra(name)]
+    gates = [parameter for name, parameter in model.named_parameters() if is_added(name)]
     with torch.no_grad():
         for gate in gates:
             gate.fill_(1.5)
@@ -200,7 +200,7 @@ def test_a_gate_and_a_learned_bias_of_half_strength_go_half_of_the_way() -> None
         for step, number in ((2, whole), (0, half)):
             model, handle = installed(Plan((row,)), step=step)
             for name, parameter in model.named_parameters():
-                if is_extra(name) and parameter.dim() == 1:
+                if is_added(name) and parameter.dim() == 1:
                     torch.nn.init.constant_(parameter, number)
             assert handle.strengths()[0] == 1 - step / 4
             found.append(logits(model))

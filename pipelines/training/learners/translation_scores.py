@@ -115,9 +115,13 @@ def translation_scores(
 
     Source: Papineni et al. 2002; Popović 2015; Post 2018 (sacrebleu).
     """
-    metrics = {"bleu": BLEU(tokenize=tokenizer), "chrf": CHRF()}
+    metrics = _metrics(tokenizer)
     scores = {name: float(metric.corpus_score(hypotheses, [references]).score) for name, metric in metrics.items()}
     return scores, {name: str(metric.get_signature()) for name, metric in metrics.items()}
+
+
+def _metrics(tokenizer: str) -> dict[str, Any]:
+    return {"bleu": BLEU(tokenize=tokenizer), "chrf": CHRF()}
 
 
 def _documents(data: Artifact, split: str) -> np.ndarray:
@@ -139,16 +143,16 @@ def _texts(corpus: Artifact, documents: np.ndarray) -> list[tuple[str, str]]:
     return [(wanted[int(document)][0], wanted[int(document)][1]) for document in documents]
 
 
-def compare(one: Table, other: Table) -> list[Compared]:
+def compare(one: Table, other: Table, tokenizer: str = "13a") -> list[Compared]:
     """BLEU and chrF of two models beside each other, by sacrebleu's approximate randomisation."""
-    metrics = {"BLEU": BLEU(), "chrF": CHRF()}
+    metrics = _metrics(tokenizer)
     systems: list[tuple[str, Sequence[str]]] = [("baseline", one["hypothesis"]), ("other", other["hypothesis"])]
     test = PairedTest(systems, metrics, [one["reference"]], test_type="ar", n_samples=comparison.ROUNDS)
     scores: dict[str, Any] = test()[1]
     compared, n, nan = [], len(one["reference"]), float("nan")
     for name in metrics:
-        first, second = next(results for key, results in scores.items() if key.startswith(name))  # chrF2
+        first, second = next(found for key, found in scores.items() if key.lower().startswith(name))  # chrF2
         effect, p = float(second.score - first.score), float(second.p_value)
         difference = Difference("approximate randomisation", effect, nan, nan, p, n)
-        compared.append(Compared(name.lower(), float(first.score), float(second.score), difference))
+        compared.append(Compared(name, float(first.score), float(second.score), difference))
     return compared

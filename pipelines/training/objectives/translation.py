@@ -92,12 +92,14 @@ class Translation(Objective):
     def measures(cls, config: Any, data: Artifact) -> bool:
         return bool(config.is_encoder_decoder)
 
+    compared_by = ("bleu_tokenizer",)
+
     @classmethod
-    def compare(cls, one: Table, other: Table) -> list[Compared]:
+    def compare(cls, one: Table, other: Table, bleu_tokenizer: str = "13a") -> list[Compared]:
         """BLEU and chrF, by the approximate randomisation of sacrebleu."""
         from pipelines.training.learners.translation_scores import compare
 
-        return compare(one, other)
+        return compare(one, other, bleu_tokenizer)
 
 
 def _looks_ahead(guide: Guide) -> bool:

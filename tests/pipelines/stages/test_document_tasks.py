@@ -327,6 +327,8 @@ def test_probes_read_the_parts_of_the_sequences_and_keep_an_example_in_one_half(
         assert watched.rows.column("segment", number).tolist() == row["segment"]
         assert (seen[number] == seen[0]) == (row["example"] == rows[0]["example"])
     assert seen == sorted(seen) and seen[-1] + 1 == len({row["example"] for row in rows})
+    watched.tokenizer.unk_token = None  # as GPT-2's
+    assert watched.read("some words").inputs["input_ids"].shape[0] == 1
 
 
 def test_sparsity_counts_what_masks_and_fixed_heads_cannot_use(

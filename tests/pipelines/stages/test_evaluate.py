@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2Model
 
-from guidance.errors import InputError, PlanError
+from guidance.errors import InputError, NumericalError, PlanError
 from guidance.guide import Guide
 from guidance.plan import Plan
 from pipelines.stages import evaluate, floors
@@ -24,6 +24,7 @@ from pipelines.storage.store import Store
 from pipelines.training.batches import Examples
 from pipelines.training.learners.guided import VALID_EPOCH
 from pipelines.training.models import masker_of, read_tokenizer
+from pipelines.training.task import highest
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -317,3 +318,9 @@ def test_a_text_file_is_measured_as_its_sequences_are(store: Store, tmp_path: Pa
         store=store,
     ).artifact
     assert again.counts["metrics"] == measured.counts["metrics"]
+
+
+def test_scores_that_are_not_numbers_have_no_highest() -> None:
+    assert (highest([0.2, 0.5], 0), highest([0.5, 0.5], 0), highest([-math.inf, -math.inf], 1)) == (1, 1, 0)
+    with pytest.raises(NumericalError, match="not a number"):
+        highest([0.3, math.nan], 0)

@@ -30,7 +30,7 @@ from guidance.plan import Plan
 from pipelines.engine.stage import is_internal, is_knob
 from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training import model_folder
 from pipelines.training.objectives import OBJECTIVES, OWNERS
@@ -738,6 +738,10 @@ def test_an_allowed_change_continues_from_the_checkpoint_and_is_recorded(store: 
     changes: dict[str, Any] = {"learning_rate": 0.5, "steps": 5}
     with pytest.raises(InputError, match="batch_size was 8, is 4"):
         trainings.train(store, batch_size=4, **changes, **allowed)
+    with store.lock("model", old.name) as lock:
+        assert lock.acquire(wait=False)
+        with pytest.raises(ArtifactInUse, match="is still being trained"):
+            trainings.train(store, **changes, **allowed)
     with pytest.raises(Interrupted, match="after step 2 of 5"):
         trainings.train(store, max_time=1e-9, **changes, **allowed)
     (new,) = set((store.root / ".partial" / "model").iterdir()) - {old}

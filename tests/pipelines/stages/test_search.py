@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from cli.train import search_lines
 from guidance.errors import InputError
 from pipelines.metrics.significance import paired_t
 from pipelines.report import make
+from pipelines.searching.trials import Outcome
 from pipelines.stages import evaluate, finetune, folds, pretrain, search, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, digest
@@ -187,6 +189,18 @@ def test_the_last_weights_are_chosen_by_the_metric_that_selects_and_not_by_one_t
     for row in rows:
         final = store.load(f"model/{row['model']}").counts["final"]
         assert row["valid"] == final["eval/classification/f1"] != final["eval/classification/f1_macro"]
+
+
+@pytest.mark.parametrize(("select", "valid"), [("loss", (None, 0.4)), ("matthews", (None, -0.2))])
+def test_a_setting_whose_validation_is_undefined_is_not_chosen(select: str, valid: tuple[float | None, ...]) -> None:
+    trials: Any = [
+        SimpleNamespace(
+            fold=0, start=None, setting=SimpleNamespace(kept=None), outcome=Outcome(valid=one), chosen=False
+        )
+        for one in valid
+    ]
+    search._choose(trials, search.Config(select=select, seeds=1))
+    assert [trial.chosen for trial in trials] == [False, True]
 
 
 def test_the_metrics_of_several_best_weights_are_averaged(store: Store, data: Artifact) -> None:

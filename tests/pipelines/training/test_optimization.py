@@ -92,6 +92,14 @@ def test_matrices_that_guides_add_are_hidden_ones_unless_they_do_not_decay() -> 
     assert {name for name in hidden_matrices(model) if "layer.0" in name and "guided" in name} == set()
 
 
+def test_the_norm_of_weights_without_gradients_is_on_their_device() -> None:
+    """That of a frozen adversary, beside the others, is a zero on the CPU otherwise."""
+    weight = nn.Parameter(torch.ones(2, device="meta"))
+    optimizer = Optimizer.__new__(Optimizer)
+    optimizer.given, optimizer._clipped = TrainingConfig(clip=1.0), {"gradient_norm/adversary": [weight]}  # type: ignore[misc]
+    assert optimizer.clip()["gradient_norm/adversary"].device == weight.device
+
+
 def test_muon_steps_are_orthogonal_and_as_long_as_those_of_adamw_and_the_rest_is_adamw() -> None:
     """Without decay a step is rate × 0.2 × √(longer side) × U S' V', with S' between 0.5 and 1.5 or nearly so."""
     found = {}

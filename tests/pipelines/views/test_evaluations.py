@@ -14,8 +14,9 @@ from scipy import stats
 from guidance.errors import InputError
 from pipelines.metrics import comparison
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.manifest import digest
+from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
+from pipelines.training.learners.translation_scores import translation_scores
 from pipelines.views.evaluations import compare_evaluations, labels_of
 from tests import runs
 
@@ -25,12 +26,12 @@ def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "ROUNDS", 500)
 
 
-def evaluation(folder: Path, task: str, columns: dict[str, list[Any]], model: str = "") -> Artifact:
+def evaluation(folder: Path, task: str, columns: dict[str, list[Any]], model: str = "", **config: Any) -> Artifact:
     store = Store(folder / "artifacts")
-    recipe = digest([task, columns, model])
+    recipe = digest([task, columns, model, config])
     table = pa.table(columns)
     inputs = {"model": {"kind": "model", "recipe": model, "content": model}} if model else {}
-    manifest = {"stage": "evaluate", "stage_version": 1, "config": {"weights": "last"}, "inputs": inputs}
+    manifest = {"stage": "evaluate", "stage_version": 1, "config": {"weights": "last", **config}, "inputs": inputs}
     with store.build("evaluation", recipe, manifest) as out:
         with out.parquet("predictions.parquet", table.schema) as writer:
             writer.write_table(table)
@@ -141,6 +142,22 @@ def test_translations_by_sacrebleu(tmp_path: Path) -> None:
     ]
     found = compare(tmp_path, "translation", *tables)
     assert found["bleu"].second == pytest.approx(100) and found["bleu"].difference.p < 0.01
+
+
+def test_translations_are_compared_by_the_tokenizer_of_their_evaluations(tmp_path: Path) -> None:
+    reference = [f"我们 今天 去 了 第 {n} 个 公园 。".replace(" ", "") for n in range(20)]
+    tables = [
+        {"source": reference, "reference": reference, "hypothesis": [text[:cut] for text in reference]}
+        for cut in (-3, -1)
+    ]
+    made = [evaluation(tmp_path, "translation", table, bleu_tokenizer="zh") for table in tables]
+    found = {each.metric: each for each in compare_evaluations(made, ["one", "two"])}
+    wanted = [translation_scores(table["hypothesis"], reference, "zh")[0]["bleu"] for table in tables]
+    assert [found["bleu"].first, found["bleu"].second] == pytest.approx(wanted)
+    assert wanted[0] > 40 > translation_scores(tables[0]["hypothesis"], reference)[0]["bleu"]
+    other = evaluation(tmp_path, "translation", tables[1], bleu_tokenizer="char")
+    with pytest.raises(ArtifactMismatch, match="one was measured with bleu_tokenizer zh, two with char"):
+        compare_evaluations([made[0], other], ["one", "two"])
 
 
 def test_evaluations_of_other_examples_or_tasks_are_refused(tmp_path: Path) -> None:

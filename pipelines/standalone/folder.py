@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 _TOKENIZER = tuple(name for name in COPIED if name not in ("config.json", "generation_config.json", "README.md"))
 """The files of tokenizers and licences that are copied."""
 
+_MODULES, _OF_SENTENCES = "modules.json", ("sentence_bert_config.json", "config_sentence_transformers.json")
+"""What sentence-transformers reads: the modules of an encoder, each but the first with a folder of its own, and their settings."""
+
+_PLAIN = (".json", ".safetensors")
+"""Files that run no code when they are opened."""
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -76,7 +82,8 @@ def export_standalone(reference: str, store: Store, folder: Path) -> Exported:
     code = code_of(handle, classes.values())
     auto_class = _opened_by(handle.model, classes)
     with new_folder(folder) as temporary:
-        for name, data in {**_model(handle, classes), **_tokenizer(source)}.items():
+        for name, data in {**_model(handle, classes), **_tokenizer(source), **_sentence_encoder(source)}.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
             write_file(temporary / name, data)
         write_file(temporary / f"{CODE}.py", code.encode())
         write_file(temporary / "README.md", _card(reference, source, plan, handle, auto_class).encode())
@@ -239,6 +246,20 @@ def _tokenizer(source: Path) -> dict[str, bytes]:
     return files
 
 
+def _sentence_encoder(source: Path) -> dict[str, bytes]:
+    """What sentence-transformers reads beside the model, such as how tokens are pooled; nothing if a part is code of others."""
+    modules = source / _MODULES
+    if not modules.is_file():
+        return {}
+    rows = json.loads(modules.read_bytes())
+    if not all(str(row["type"]).startswith("sentence_transformers.") for row in rows):
+        return {}
+    folders = [Path(row["path"]).name for row in rows if row["path"]]
+    found = [path for folder in folders for path in sorted((source / folder).glob("*")) if path.suffix in _PLAIN]
+    found += [source / name for name in (_MODULES, *_OF_SENTENCES) if (source / name).is_file()]
+    return {str(path.relative_to(source)): path.read_bytes() for path in found}
+
+
 # the card
 
 
@@ -255,7 +276,11 @@ def _opened_by(model: Any, classes: Mapping[str, type]) -> str:
 def _card(reference: str, source: Path, plan: Plan, handle: Handle, auto_class: str) -> str:
     """The model card in Markdown, with the metadata block that model hubs read."""
     licence = _licence(source)
-    about = f"{licence}, as the card of that model says" if licence else "not stated; whoever trained the model decides"
+    about = (
+        f"{licence}, as the card of that model says. " if licence else "not stated; whoever trained the model decides. "
+    )
+    if not licence and (start := _listed(source, "Weights")):
+        about = f"not stated for all that went into them. They started from these:\n\n{start}\n\n"
     return f"""---
 library_name: transformers
 license: {json.dumps(licence or "other")}
@@ -297,7 +322,7 @@ Written by
 guide export {shlex.quote(reference)} FOLDER --standalone
 ```
 
-{_data(source)}The licence of the weights: {about}. The code in `modeling_guided.py` is under the Apache License, Version 2.0. What the plan says as a
+{_data(source)}The licence of the weights: {about}The code in `modeling_guided.py` is under the Apache License, Version 2.0. What the plan says as a
 file:
 
 ```toml
@@ -338,8 +363,14 @@ def _text_of_card(source: Path) -> str:
 
 def _data(source: Path) -> str:
     """What a card that guide has written says about the data that a model was trained on."""
-    found = re.search(r"^## Data\n\n(- .*?)\n\n", _text_of_card(source), re.S | re.M)
-    return f"The data that the model was trained on, and their licences:\n\n{found[1]}\n\n" if found else ""
+    found = _listed(source, "Data")
+    return f"The data that the model was trained on, and their licences:\n\n{found}\n\n" if found else ""
+
+
+def _listed(source: Path, title: str) -> str:
+    """The list in a section of a card that guide has written; empty if there is none."""
+    found = re.search(rf"^## {title}\n\n(- .*?)\n\n", _text_of_card(source), re.S | re.M)
+    return found[1] if found else ""
 
 
 def _licence(source: Path) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from guidance.checkpoint import EXTRA_FILE
 from pipelines.engine.stage import Run
+from pipelines.training.plan_inputs import WEIGHTS_OF
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -24,10 +25,15 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
     config, out, about = run.config, run.out, run.config.row.card
     licences = {entry.get("license") for entry in out.provenance}
     licence = licences.pop() if len(licences) == 1 else None
-    sources = [
-        f"- {_line(e.get('source') or 'unnamed source')}: {_line(e.get('license') or 'licence not stated')}"
-        for e in out.provenance
-    ]
+    entries = [(_line(e.get("source") or "unnamed source"), e.get("license")) for e in out.provenance]
+    lines = [f"- {source}: {_line(under or 'licence not stated')}" for source, under in entries]
+    sources = "\n".join(line for line in lines if not line.startswith(f"- {WEIGHTS_OF}"))
+    weights = "\n".join(line for line in lines if line.startswith(f"- {WEIGHTS_OF}"))
+    start = (
+        f"## Weights\n\n{weights}\n\nTraining started from these, whose licence travels with them too.\n\n"
+        if weights
+        else ""
+    )
     origin = "Its weights were taken from an earlier model. " if "init" in run.inputs else ""
     chosen = config.best.select
     rows = [(key, value) for key, value in outcome.last.items() if key.startswith(("loss/", "valid/")) or key == chosen]
@@ -65,11 +71,11 @@ It has {out.counts["parameters"]:,} parameters. {origin}{guided}
 
 ## Data
 
-{chr(10).join(sources) or "Source and licence of the text were not recorded (`guide build-corpus --source --license`)."}
+{sources or "Source and licence of the text were not recorded (`guide build-corpus --source --license`)."}
 
 The licence of the data travels with the model; ask its owner where it is not stated.
 
-## Metrics at the last step
+{start}## Metrics at the last step
 
 Losses in nats per predicted token or example; losses of guides without their weight.
 

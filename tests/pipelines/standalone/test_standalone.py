@@ -510,3 +510,36 @@ def test_the_command_writes_it_and_says_what_it_left_out(guide: Callable[..., An
     )
     assert guide("export", "model", "another", "--standalone").code == 2
     assert guide("export", "nothing", "third", "--standalone").code == 2
+
+
+@pytest.mark.parametrize("kind", ["sentence_transformers.models.Pooling", "evil.Evil"])
+def test_settings_of_a_sentence_encoder_come_along_unless_they_name_code_of_others(kind: str, tmp_path: Path) -> None:
+    _, handle = installed("bert", "off")
+    source = tmp_path / "model"
+    guidance.save(handle, source, tokenizer=tokenizer())
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": kind},
+    ]
+    (source / "modules.json").write_text(json.dumps(modules))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text("{}")
+    (source / "1_Pooling" / "code.py").write_text("")
+    export_standalone(str(source), Store(tmp_path / "store"), tmp_path / "out")
+    found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
+    own = {"modules.json", "1_Pooling", "1_Pooling/config.json"}
+    assert found & {*own, "1_Pooling/code.py"} == (own if kind != "evil.Evil" else set())
+
+
+def test_the_card_tells_of_the_weights_that_the_model_started_from(tmp_path: Path) -> None:
+    _, handle = installed("bert", "off")
+    source = tmp_path / "model"
+    guidance.save(handle, source, tokenizer=tokenizer())
+    (source / "README.md").write_text(
+        '---\nlicense: "other"\n---\n\n## Data\n\n- a book: licence not stated\n\nIt travels.\n\n## Weights\n\n'
+        "- weights of minilm: apache-2.0\n\nTraining started from these.\n"
+    )
+    export_standalone(str(source), Store(tmp_path / "store"), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "licences:\n\n- a book: licence not stated\n\n" in card
+    assert "They started from these:\n\n- weights of minilm: apache-2.0\n\nThe code" in card

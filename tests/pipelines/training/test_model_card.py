@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,12 @@ from pipelines.training.model_card import card
 from pipelines.training.objectives import OBJECTIVES
 
 
-def written(plan: Plan, *paths: str, best_step: int | None = None, **settings: Any) -> str:
+def written(
+    plan: Plan, *paths: str, best_step: int | None = None, provenance: Sequence[Any] = (), **settings: Any
+) -> str:
     """The card of a minimal run, with model folders at ``paths`` beside the first one."""
     files = ["best/config.json"] if best_step else []
-    out = SimpleNamespace(provenance=[], counts={"steps": 3, "parameters": 1234}, files=files)
+    out = SimpleNamespace(provenance=list(provenance), counts={"steps": 3, "parameters": 1234}, files=files)
     run: Any = SimpleNamespace(config=Config(**{"batch_size": 4, **settings}), out=out, inputs={})
     outcome: Any = SimpleNamespace(last={"step": 3, "loss/mlm": 2.5}, best=[(best_step, 2.0)] if best_step else [])
     model = SimpleNamespace(config=SimpleNamespace(model_type="bert"))
@@ -82,3 +85,10 @@ def test_the_card_of_a_tagger_says_by_which_metric_its_weights_were_chosen(guide
 def test_the_card_says_how_large_batches_were() -> None:
     assert "3 steps of 4 sequences" in written(Plan())
     assert "3 steps of at most 4096 tokens" in written(Plan(), batch_tokens=4096)
+
+
+def test_the_card_lists_weights_that_training_started_from_apart_from_the_data() -> None:
+    entries = [{"source": "a book", "license": "cc0"}, {"source": "weights of minilm", "license": "apache-2.0"}]
+    text = written(Plan(), provenance=entries)
+    assert "## Data\n\n- a book: cc0\n\n" in text and "## Weights\n\n- weights of minilm: apache-2.0\n\n" in text
+    assert "## Weights" not in written(Plan(), provenance=entries[:1])

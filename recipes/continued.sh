@@ -1,7 +1,7 @@
 #!/bin/sh
 # A published model trained further, on English and on Oromo, with and without guides, and what that is worth for a task afterwards.
 #
-# MODEL is the folder of an encoder, by default of all-MiniLM-L6-v2, which the extra `models` of guide installs too.  It has no head for
+# MODEL is the folder of an encoder, by default of all-MiniLM-L6-v2 as the extra `models` of guide installs it.  It has no head for
 #   masked words, so it gets a new one on its own embedding.  Its pieces of words are English: guide prints how many Oromo words need.
 # All models have the same rate, which was the best of three for the plain model on the novels.  The weights of preset:neighbours, which are
 #   new and start at zero, have it once, and once a greater one, the best of four.  The report has the same short searches on your first
@@ -27,10 +27,7 @@ paper)
   ;;
 esac
 rate=3e-4 greater=3e-3
-if [ -z "${MODEL:-}" ]; then
-  MODEL=$DATA/sentence-transformers/all-MiniLM-L6-v2
-  need_model sentence-transformers/all-MiniLM-L6-v2
-fi
+need_published
 need_tasks sst
 ready
 

@@ -11,6 +11,14 @@ def shared(part: str) -> Path:
     return Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared")) / part
 
 
+def shared_data(part: str) -> Path:
+    """A file or folder of the shared data.  Raises SystemExit if it is missing."""
+    path = shared(f"data/{part}")
+    if not path.exists():
+        raise SystemExit(f"{path} is missing; docs/results/README.md says under Data where it comes from")
+    return path
+
+
 PARSER = f"spacy:{shared('models/spacy-en_ud_ewt_sm')}"
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks import shared
+from benchmarks import shared_data
 from benchmarks.pages import machine, save
 from pipelines.stages import corpus, pretrain, sequences, tokenizer
 from pipelines.storage.store import Store
@@ -79,7 +79,7 @@ def main() -> None:
     settings = {name: getattr(arguments, name) for name in ("architecture", "batch_size", "steps", "device")}
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        source = arguments.text or str(shared("data/cls-masakhanews/orm/train.tsv.gz"))
+        source = arguments.text or str(shared_data("cls-masakhanews/orm/train.tsv.gz"))
         text = corpus.run([source], corpus.Config(quoting=not arguments.text), store=store).reference
         bpe = tokenizer.run(text, tokenizer.Config(vocab_size=4000), store=store).reference
         apart = sequences.Config(max_length=arguments.length, packing="document")

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from safetensors.torch import load_file
 
-from benchmarks import shared
+from benchmarks import shared_data
 from guidance.plan import Plan
 from pipelines.stages import corpus, dataset, evaluate, pretrain, sequences, tokenizer
 from pipelines.storage.manifest import digest
@@ -32,7 +32,7 @@ def files(
         take: how many units of the only training file to take, from the first one on; 0 for all.
         unit: ``lines``, ``sentences`` in CoNLL columns, or ``pairs`` of a JSON object.
     """
-    sources = [shared(f"data/{one}") for one in ([train] if isinstance(train, str) else train) if one]
+    sources = [shared_data(one) for one in ([train] if isinstance(train, str) else train) if one]
     if take:
         (source,) = sources
         part = store.root / "slices" / source.parent.name / f"{source.name.removesuffix('.gz')}-{take}"
@@ -40,7 +40,7 @@ def files(
         content = source.read_bytes()
         part.write_bytes(first_of(gzip.decompress(content) if source.suffix == ".gz" else content, take, unit))
         sources = [part]
-    given = {"train": sources} | ({"test": [shared(f"data/{test}")]} if test else {})
+    given = {"train": sources} | ({"test": [shared_data(test)]} if test else {})
     named = {split: [str(path) for path in paths] for split, paths in given.items() if paths}
     fractions = {"valid_fraction": 0.1} if sources else {}
     return dataset.run(named, dataset.Config(**fractions | settings), store=store).reference
@@ -59,7 +59,7 @@ def first_of(content: bytes, count: int, unit: str) -> bytes:
 
 def starter(store: Store) -> str:
     """A model that trains well at this size, pre-trained on 26 novels: ModernBERT-shaped, 8 layers x 128."""
-    text = corpus.run([str(shared("data/lm-litbank-books/books"))], corpus.Config(), store=store).reference
+    text = corpus.run([str(shared_data("lm-litbank-books/books"))], corpus.Config(), store=store).reference
     bpe = tokenizer.run(text, tokenizer.Config(vocab_size=8000, lowercase=True), store=store).reference
     packed = sequences.run(text, bpe, sequences.Config(max_length=64), store=store).reference
     config = pretrain.Config(

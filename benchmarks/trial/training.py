@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks import PARSER, shared
+from benchmarks import PARSER, shared_data
 from benchmarks.finetuning.data import plan_file
 from benchmarks.trial.runs import COMMON, Results, Row, Run
 from benchmarks.trial.uses import Use, scores_of
@@ -37,7 +37,7 @@ POINTS = 120
 
 def packed(store: Store, part: str, length: int = 64, **reading: Any) -> tuple[str, str, str]:
     """References of a corpus, a byte-level BPE of 4,000 tokens, and packed sequences."""
-    text = corpus.run([str(shared(f"data/{part}"))], corpus.Config(**reading), store=store).reference
+    text = corpus.run([str(shared_data(part))], corpus.Config(**reading), store=store).reference
     bpe = tokenizer.run(text, tokenizer.Config(vocab_size=4000), store=store).reference
     return text, bpe, sequences.run(text, bpe, sequences.Config(max_length=length), store=store).reference
 

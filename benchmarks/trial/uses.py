@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks import PARSER, shared
+from benchmarks import PARSER, shared_data
 from benchmarks.finetuning.data import files
 from benchmarks.finetuning.runs import tuned_runs
 from benchmarks.finetuning.tables import SENTENCES
@@ -87,7 +87,7 @@ def scores_of(use: Use, made: Artifact, store: Store) -> list[float]:
             for each in (*weights, model)
         ]
     if use.task == "BLiMP":
-        pairs = sorted(map(str, shared("data/probe-blimp").glob("*.jsonl.gz")))
+        pairs = sorted(map(str, shared_data("probe-blimp").glob("*.jsonl.gz")))
         made = probe_pairs.run(model, pairs, probe_pairs.Config(limit=BLIMP_PAIRS), store=store)
         return [float(made.artifact.counts["accuracy"])]
     task = TASKS[use.task]

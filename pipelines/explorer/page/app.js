@@ -234,6 +234,7 @@ function connect() {
     await show();
   });
   window.addEventListener("afterprint", () => $("print").removeAttribute("src"));
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { show(); drawTiles(); });
   window.addEventListener("resize", () => { fit(); show(); });
   if (isSaved) {
     $("decisions-section").hidden = true;

@@ -3,7 +3,7 @@
 import { bytes, has, isSaved, json, post } from "./api.js";
 import { $ } from "./dom.js";
 import { nameOf } from "./grid.js";
-import { colourPattern, current, holder, isCompared, page, problem } from "./page.js";
+import { colourPattern, current, holder, isCompared, page, problem, read } from "./page.js";
 import { listExamples } from "./panels.js";
 import { added, view, writeAddress } from "./state.js";
 
@@ -152,6 +152,9 @@ export async function show() {
     } else if (found[n]) {
       side.matrix.show(found[n].heads[0].values, found[n].tokens, found[n].overlay, settings);
     }
+  }
+  if (isLines) { // of all models, not of the last one alone
+    read(page.sides.filter((_, n) => found[n]).map((side) => side.lines.told).filter(Boolean).join(" · "));
   }
   showChange(found, isLines, settings);
   showExample();

@@ -44,6 +44,7 @@ export function build(actions, lock) {
     $("grids").prepend(change.title, change.grid.element);
     page.change = new Matrix($("maps"), "B − A", read, true);
     page.change.figure.hidden = true;
+    page.change.figure.style.order = -1; // first, as above, so that it is seen without scrolling
   }
 }
 
@@ -152,15 +153,18 @@ export function paint() {
     );
   }
   legend("legend", false);
+  $("legend-words").textContent = `Frames, ${words}:`;
   $("legend-low").textContent = "0";
   $("legend-high").textContent = percent(most);
-  $("change-legend-line").hidden = !isCompared();
+  legend("pictures-legend", false);
+  $("change-legends").hidden = !isCompared();
   if (isCompared()) {
     const known = changes();
     const largest = Math.max(...known.map((each) => Math.abs(each.change ?? 0)), 1e-9);
     const of = (head) => known.find((each) => isSame(each.head, head))?.change ?? null;
     change.grid.paint((head) => (of(head) === null ? null : of(head) / largest), marks, (head) => `, ${words} ${points(of(head))}`);
     legend("change-legend", true);
+    legend("pictures-change-legend", true);
     $("change-low").textContent = points(-largest);
     $("change-high").textContent = points(largest);
   }
@@ -216,6 +220,7 @@ export function pictureScale(isSigned = false) {
 export async function drawTiles() {
   drawn += 1;
   const mine = drawn;
+  $("scale-words").textContent = `(${pictureScale().words})`;
   for (const side of page.sides.filter((each) => each.heads)) {
     let tiles = null;
     try {
@@ -269,7 +274,8 @@ export function facts(side) {
     .map(([name, value, lift]) => `${name} ${percent(value, 0)} (${lift.toFixed(1)} × chance${outstanding[name].includes(place) ? ", stands out" : ""})`);
   const importance = head.importance === null ? "" : `importance ${percent(head.importance, 0)} · `;
   const isAlone = page.sides.length > 1 && page.sides.some((each) => each.heads && !current(each));
-  const only = isAlone ? `only in ${page.overview.models[side.number].name} · ` : "";
+  const { name: model } = page.overview.models[side.number];
+  const only = isAlone ? `only in ${model} · ` : page.sides.length > 1 ? `in ${model}: ` : "";
   $("facts").textContent = `${only}${importance}entropy ${percent(head.entropy, 0)} · closest patterns: ${best.join(", ")}`;
 }
 

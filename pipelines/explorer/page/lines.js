@@ -186,16 +186,18 @@ export class Lines {
         group.setAttribute("aria-pressed", String(Boolean(is && this.locked)));
       });
     }
-    if (token === null) {
-      this.read("");
-      return;
-    }
+    this.told = token === null ? "" : (this.label ? `${this.label}: ` : "") + this.sentence(token, drawn);
+    this.read(this.told);
+  }
+
+  // What a token looks at, in words.
+  sentence(token, drawn) {
     const best = [...drawn].sort((one, other) => other.value - one.value).slice(0, 4);
     const other = ({ query, key }) => (token.isQuery ? key : query);
     const head = ({ place }) => (this.heads.length > 1 ? ` (${this.heads[place].name})` : "");
     const told = best.map((line) => `${other(line)} “${this.tokens[other(line)]}” ${percent(line.value)}${head(line)}`).join(", ");
     const verb = token.isQuery ? "looks at" : "is looked at by";
-    this.read(`${token.n} “${this.tokens[token.n]}” ${verb} ${told || "nothing"}`);
+    return `${token.n} “${this.tokens[token.n]}” ${verb} ${told || "nothing"}`;
   }
 
   panel() {

@@ -317,6 +317,12 @@ def test_text_is_readable_and_nothing_overflows(browser: Any, page: Page, scheme
             return (Math.max(ink, back) + .05) / (Math.min(ink, back) + .05); });
         }"""
         assert min(tab.evaluate(contrast)) >= 4.5
+        drawn = (
+            "[...document.querySelectorAll('#grids canvas, #maps canvas[aria-label]')].map(e => e.toDataURL()).join()"
+        )
+        tab.evaluate(f"window.before = {drawn}")
+        tab.emulate_media(color_scheme="dark" if scheme == "light" else "light")
+        until(tab, f"window.before.split(',data').every((one, n) => one !== {drawn}.split(',data')[n])")
 
 
 def test_every_control_has_a_name(tab: Any) -> None:

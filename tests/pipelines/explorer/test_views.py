@@ -115,7 +115,7 @@ def test_lines_show_where_a_token_looks_and_can_be_locked(tab: Any, page: Page) 
     )
     query = tab.get_by_role("button", name="query 3 anna", exact=True).first
     query.focus()
-    assert re.match(r"3 “anna” looks at \d+ “anna” \d+\.\d %", reading(tab))
+    assert re.match(r"guided: 3 “anna” looks at \d+ “anna” \d+\.\d %", reading(tab))
     attention = shares(page, 0, 5)
     assert lines.count() == (attention[3] >= 0.005).sum()
     widths = sorted(float(w) for w in lines.evaluate_all("all => all.map(e => e.getAttribute('stroke-width'))"))
@@ -126,11 +126,11 @@ def test_lines_show_where_a_token_looks_and_can_be_locked(tab: Any, page: Page) 
     tab.keyboard.press("Enter")
     until(tab, "location.hash.includes('lock=q3')")
     tab.keyboard.press("ArrowDown")
-    assert reading(tab).startswith("3 “anna”"), "it is locked"
+    assert reading(tab).startswith("guided: 3 “anna”"), "it is locked"
     tab.reload()
     ready_lines = "document.querySelector('#maps svg [aria-pressed=true]') !== null"
     until(tab, ready_lines)
-    assert reading(tab).startswith("3 “anna” looks at")
+    assert reading(tab).startswith("guided: 3 “anna” looks at")
 
 
 def test_lines_of_several_heads_have_their_colours(tab: Any) -> None:
@@ -200,6 +200,15 @@ def test_the_difference_of_two_models_is_b_minus_a(browser: Any, tmp_path: Path)
         expected = 100 * (shares(page, 0, 5, side=1)[3, 1] - shares(page, 0, 5)[3, 1])
         told = float(re.search(r"([−+]\d+\.\d) points", reading(tab))[1].replace("−", "-"))
         assert abs(told - expected) < 0.06
+        assert tab.locator("#facts").inner_text().startswith("in one: ")
+        tab.get_by_label("View").select_option("lines")
+        until(tab, "document.querySelectorAll('#maps figure:not([hidden]) svg').length === 2")
+        tab.get_by_role("button", name="query 3 anna", exact=True).first.click()
+        assert reading(tab).startswith("one: 3 “anna” looks at")
+        tab.get_by_label("Lines of a query").fill("2")
+        tab.get_by_label("Lines of a query").press("Tab")
+        until(tab, "document.querySelector('#reading').textContent.includes(' · other: 3 “anna” looks at')")
+        assert reading(tab).startswith("one: 3 “anna” looks at"), "both models are read out"
 
 
 @pytest.mark.one_in(6)

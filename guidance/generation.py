@@ -57,9 +57,12 @@ def generate(model: Any, *args: Any, guidance: Any = None, **kwargs: Any) -> Any
             settings.disable_compile = True
     _, outer = _PROMPT.get()  # of the model for which this one guesses tokens
     token = _PROMPT.set((handle, {**outer, **features}))
+    running = [] if handle is None else handle.generating
+    running.append(True)  # in one step, also among threads
     try:
         return type(model).generate(model, *args, **kwargs)
     finally:
+        running.pop()
         _PROMPT.reset(token)
 
 
@@ -73,7 +76,7 @@ def new_tokens(guided: GuidedModel, batch: Mapping[str, Any], given: Any) -> dic
     Raises:
         InputError: a feature has values for pairs of tokens, and some of them are in the cache.
     """
-    handle, features = _PROMPT.get()
+    handle, features = _PROMPT.get() if guided.generating else (None, {})  # compiled code cannot look
     features = features if handle is guided else {}
     side = "" if guided.is_decoder else "decoder_"
     states, found = states_of(batch, side), {**features, **batch}

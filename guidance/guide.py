@@ -395,14 +395,7 @@ _TOO_MANY_DIGITS = re.compile(rf"(?<![.\d])\d{{{MOST_DIGITS + 1}}}")
 
 
 def selectors_of(key: str, value: Any) -> tuple[Selector, ...]:
-    """The selectors that a value of a plan's file lists: one, or several.
-
-    Args:
-        key: ``heads`` or ``layers``.
-
-    Raises:
-        PlanError: the value is no list of numbers and rules, or a rule cannot be read.
-    """
+    """The selectors that a value under ``heads`` or ``layers`` lists, one or several.  Raises PlanError if one cannot be read."""
     check_digits(key, value)
     listed = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(s, int | str) and not isinstance(s, bool) for s in listed):

@@ -84,6 +84,7 @@ class GuidedModel:
         ]
         self.backends: Mapping[str, Attend] = {}
         self.progress: tuple[int, int] | None = None
+        self.generating = list[bool]()  # an entry for each call of generate that runs now
         self.fading = {
             number: guide for number, guide in self.guides.items() if guide.is_partial and number in self.num_guided
         }

@@ -216,7 +216,8 @@ class Mixing:
     def before_module(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         guidance = guidance_of(module, kwargs)
         if guidance is not None:
-            if (projections := _projections_of(module)) != self.projections:
+            # compiled code belongs to the projections that it was compiled with
+            if not torch.compiler.is_compiling() and (projections := _projections_of(module)) != self.projections:
                 self._follow(projections)
             read, mask = args[0] if args else kwargs["hidden_states"], _mask(self.mask_of_module, args, kwargs)
             mixed = self._mixed(guidance, "input", read, mask)

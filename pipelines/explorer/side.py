@@ -183,6 +183,8 @@ class Side:
         row: dict[str, Any] = {"name": self.name, "task": self.task, "ready": self._watched is not None}
         if self._watched is not None:
             row |= {
+                "heads": self._is_surveyed,
+                "average": bool(self._average),
                 "examples": self.num_examples,
                 "plan": bool(self._watched.plan.guides),
                 "same_tokens": self.same_tokens,
@@ -333,8 +335,12 @@ class Side:
         assert self._opening is not None
         return self._opening.config
 
+    @property
+    def _is_surveyed(self) -> bool:
+        return self._survey is not None and bool(self._survey.means.examples)
+
     def _known(self) -> Survey:
-        if self._survey is None or not self._survey.means.examples:
+        if self._survey is None or not self._is_surveyed:
             raise InputError("nothing is known of the heads yet")
         return self._survey
 

@@ -231,7 +231,7 @@ export class Grid {
 
 // The width of the frame of a picture, in pixels.
 function edgeOf(size) {
-  return size < 40 ? 2 : 4;
+  return size < 40 ? 2 : size < 64 ? 3 : 4;
 }
 
 // A square picture of at most so many rows and columns: of the numbers that fall together the one farthest from zero is kept.

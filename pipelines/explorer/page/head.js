@@ -154,7 +154,8 @@ export async function show() {
     }
   }
   if (isLines) { // of all models, not of the last one alone
-    read(page.sides.filter((_, n) => found[n]).map((side) => side.lines.told).filter(Boolean).join(" · "));
+    const told = page.sides.filter((_, n) => found[n]).map((side) => side.lines.told);
+    read([...told, isCompared() ? "B − A is shown on the map" : ""].filter(Boolean).join(" · "));
   }
   showChange(found, isLines, settings);
   showExample();
@@ -183,8 +184,9 @@ export function headsShown() {
 }
 
 function showExample() {
-  const { examples } = page.overview.models[0];
-  $("examples").textContent = ` of ${examples ?? "?"}${view.text ? " (your text is shown)" : ""}`;
+  const { examples, all_examples: all } = page.overview.models[0];
+  const rest = isSaved && all > examples ? ` saved; the data have ${all.toLocaleString("en")}` : "";
+  $("examples").textContent = ` of ${examples ?? "?"}${rest}${view.text ? " (your text is shown)" : ""}`;
   if (document.activeElement !== $("example")) {
     $("example").value = String(view.example);
   }

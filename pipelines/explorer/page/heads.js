@@ -50,15 +50,10 @@ export function build(actions, lock) {
 
 export async function fill() {
   for (const [n, side] of page.sides.entries()) {
-    try {
+    if (page.overview.models[n].heads) {
       side.heads = await json(`api/heads?model=${n}`);
-    } catch (error) {
-      if (!(error instanceof Refused)) {
-        throw error;
-      }
-      continue;
+      side.grid.fill(side.heads.heads);
     }
-    side.grid.fill(side.heads.heads);
   }
   fillChange();
   fit();
@@ -198,16 +193,8 @@ function listFound() {
 async function tilesOf(side) {
   const average = `api/tiles?model=${side.number}`;
   const example = `${average}&example=${page.example()}`;
-  const isExample = view.pictures === "example" && has(example);
-  let raw;
-  try {
-    raw = await bytes(isExample ? example : average);
-  } catch (error) {
-    if (!(error instanceof Refused) || isExample) {
-      throw error;
-    }
-    raw = await bytes(example); // the average is not known yet
-  }
+  const isExample = (view.pictures === "example" && has(example)) || !page.overview.models[side.number].average;
+  const raw = await bytes(isExample ? example : average);
   const cells = raw.length / side.heads.heads.length;
   return side.heads.heads.map((_, n) => Float32Array.from(raw.subarray(n * cells, (n + 1) * cells), (byte) => (byte / 255) ** 2));
 }

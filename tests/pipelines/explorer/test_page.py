@@ -399,6 +399,8 @@ def test_a_saved_page_shows_the_same_without_a_server(browser: Any, page: Page, 
     with opened(browser, saved.as_uri()) as tab:
         tab.get_by_text("saved page").wait_for()
         tab.locator("#maps canvas[aria-label]").first.wait_for()
+        all_examples = page.workspace.sides[0].num_examples
+        assert tab.locator("#examples").inner_text().strip() == f"of 2 saved; the data have {all_examples}"
         head(tab, 0, 5).click()
         until(tab, "document.querySelector('#head-title').textContent === 'Layer 0, head 5'")
         tab.get_by_role("button", name="next example").click()

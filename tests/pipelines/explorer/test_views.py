@@ -31,7 +31,7 @@ def shares(page: Page, layer: int, number: int, example: int = 0, side: int = 0)
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("width", "least"), [(1280, 26), (1920, 48), (2560, 64)])
+@pytest.mark.parametrize(("width", "least"), [(1280, 25), (1920, 48), (2560, 64)])
 def test_pictures_grow_with_the_window_and_all_heads_may_fill_it(
     browser: Any, tmp_path: Path, width: int, least: int
 ) -> None:
@@ -39,8 +39,9 @@ def test_pictures_grow_with_the_window_and_all_heads_may_fill_it(
     size = {"width": width, "height": width * 9 // 16}
     with served(tmp_path, [model]) as page, opened(browser, page.address, viewport=size) as tab:
         ready(tab)
+        picture = head(tab, 0, 5, "").locator("canvas")
+        assert picture.bounding_box()["width"] >= least
         before = head(tab, 0, 5, "").bounding_box()["width"]
-        assert before >= least
         assert tab.locator(".axis").all_inner_texts()[:12] == [str(n) for n in range(12)], "columns are numbered"
         tab.get_by_role("button", name="All heads large").click()
         until(tab, "location.hash.includes('all=on')")
@@ -209,6 +210,35 @@ def test_the_difference_of_two_models_is_b_minus_a(browser: Any, tmp_path: Path)
         tab.get_by_label("Lines of a query").press("Tab")
         until(tab, "document.querySelector('#reading').textContent.includes(' · other: 3 “anna” looks at')")
         assert reading(tab).startswith("one: 3 “anna” looks at"), "both models are read out"
+        assert reading(tab).endswith(" · B − A is shown on the map"), "the switch says where it has an effect"
+
+
+def test_a_page_asks_for_nothing_that_is_not_known_yet(browser: Any, tmp_path: Path) -> None:
+    models = [model_folder(tmp_path / "one"), model_folder(tmp_path / "other")]
+    asked: list[str] = []
+    known = dict.fromkeys(("heads", "average"), False)
+
+    def early(route: Any) -> None:
+        overview = (answer := route.fetch()).json()
+        overview["models"][1] |= known
+        route.fulfill(response=answer, json=overview)
+
+    with served(tmp_path, models) as page, opened(browser, page.address) as tab:
+        assert all(page.workspace.sides[1].about()[name] for name in known)
+        ready(tab)
+        tab.route("**/api/overview", early)
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.reload()
+        ready(tab)
+        known["heads"] = True
+        tab.reload()
+        ready(tab)
+        head(tab, 0, 5, "other").wait_for()
+        until(tab, "document.querySelector('.grid:nth-of-type(2) canvas')?.width > 0")
+    heads = [url for url in asked if "api/heads?model=1" in url]
+    assert len(heads) == 1, "only when they were known"
+    tiles = [url.partition("api/")[2] for url in asked if "api/tiles?model=1" in url]
+    assert tiles and all("example=" in url for url in tiles), "those of an example, as long as there is no average"
 
 
 @pytest.mark.one_in(6)

@@ -62,7 +62,8 @@ export class Vector {
   raw(markup) { this.parts.push(markup.replace(FORBIDDEN, "\ufffd")); }
 
   // Square cells, level by level: levels(row, column) gives a place in the palette; neighbours of one level are one rectangle.  The
-  // most frequent level lies below all others, so that no white shines through where a viewer smooths the edges of cells.
+  // most frequent level lies below all others, so that no white shines through where a viewer smooths the edges of cells.  A cell
+  // has the size 1 in a group that is scaled, which makes paths short.
   cells(levels, size, palette, x, y, cell) {
     const [paths, areas] = [new Map(), new Map()];
     for (let row = 0; row < size; row += 1) {
@@ -70,21 +71,24 @@ export class Vector {
         const level = levels(row, start);
         let end = start + 1;
         while (end < size && levels(row, end) === level) { end += 1; }
-        const run = `M${short(x + start * cell)} ${short(y + row * cell)}h${short((end - start) * cell)}v${short(cell)}h${short((start - end) * cell)}z`;
+        const run = `M${start} ${row}h${end - start}v1h${start - end}z`;
         paths.set(level, (paths.get(level) ?? "") + run);
         areas.set(level, (areas.get(level) ?? 0) + end - start);
         start = end;
       }
     }
     const [most] = [...areas].sort((one, other) => other[1] - one[1])[0] ?? [];
+    const colour = (level) => `rgb(${palette.rgb[level].join(",")})`;
+    this.parts.push(`<g transform="translate(${short(x)} ${short(y)}) scale(${cell})" shape-rendering="crispEdges">`);
     if (most !== undefined) {
       paths.delete(most);
-      Object.assign(this, { fillStyle: `rgb(${palette.rgb[most].join(",")})` });
-      this.fillRect(x, y, size * cell, size * cell);
+      Object.assign(this, { fillStyle: colour(most) });
+      this.fillRect(0, 0, size, size);
     }
     for (const [level, path] of paths) {
-      this.parts.push(`<path d="${path}" fill="rgb(${palette.rgb[level].join(",")})" shape-rendering="crispEdges"/>`);
+      this.parts.push(`<path d="${path}" fill="${colour(level)}"/>`);
     }
+    this.parts.push("</g>");
   }
 
   // The drawing as a file.  head: markup before it.

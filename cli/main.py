@@ -194,12 +194,18 @@ def _with_short_words(message: str) -> str:
 
 def _describe_usage(error: Any) -> tuple[str, str]:
     """The message and the hint for a usage error found by Typer; of a bad value, where it was given and what is right."""
+    import re
+
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     path = context.command_path if context else "guide"
     lines = [f"`{path} --help` shows how to use it"]
     if type(error).__name__ == "NoArgsIsHelpError":
         return "no command given", lines[0]
     message = str(error.format_message()).replace("Value error, ", "")
+    if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message, re.DOTALL):
+        message = f"unexpected argument '{extra[1]}'"
+        if context is not None and any("--text" in each.opts for each in context.command.params):
+            lines.insert(0, "a text goes after --text, or into standard input")
     if context is not None and parameter is not None:
         from cli.settings import origin_of
 

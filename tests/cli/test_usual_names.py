@@ -38,6 +38,17 @@ def test_usual_name_of_an_option_leads_to_ours(guide: Callable[..., Any], comman
         assert answer.err.splitlines()[0] == f"guide: no such option: {option}; did you mean {ours}?"
 
 
+@pytest.mark.parametrize(("command", "has_text"), [("attention", True), ("show", False)])
+def test_an_argument_too_many_is_named(guide: Callable[..., Any], command: str, has_text: bool) -> None:
+    answer = guide(command, "model", "the keys (all of them)\nare lost")
+    assert answer.code == 2
+    assert answer.err.splitlines() == [
+        r"guide: unexpected argument 'the keys (all of them)\x0aare lost'",
+        *(["  a text goes after --text, or into standard input"] if has_text else []),
+        f"  `guide {command} --help` shows how to use it",
+    ]
+
+
 def test_option_like_no_other_gets_no_suggestion(guide: Callable[..., Any]) -> None:
     answer = guide("pretrain", "x", "--xyzzy", "3")
     assert answer.code == 2

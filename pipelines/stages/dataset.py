@@ -9,9 +9,11 @@ files, where line n of one is the translation of line n of the other.
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -131,6 +133,7 @@ def _check(config: Config, references: Mapping[str, Any]) -> None:
             "training examples are given twice: as arguments and with --train", hint="leave out one of the two"
         )
     splits = {"train" if role == "files" else role for role in roles if not role.endswith(PAIR)}
+    _check_no_fractions(references)
     _check_pairs(splits, {role.removesuffix(PAIR) for role in roles if role.endswith(PAIR)}, config)
     kind = FORMATS.get(config.format or "")
     if config.sentences is not None and kind and kind.has_sentences:
@@ -139,6 +142,17 @@ def _check(config: Config, references: Mapping[str, Any]) -> None:
     _check_splits(config, splits)
     check_encoding(config.encoding)
     check_spec(config.sentences or "rules")
+
+
+def _check_no_fractions(references: Mapping[str, Any]) -> None:
+    """Raise InputError if a fraction is given where files are expected, as `guide build-corpus` takes it."""
+    for split in ("valid", "test"):
+        for name in references.get(split) or ():
+            if re.fullmatch(r"\d*\.\d+", name) and not Path(name).exists():
+                raise InputError(
+                    f"--{split} takes files, not {name}",
+                    hint=f"--{split}-fraction {name} holds out a part of the training examples",
+                )
 
 
 def _check_pairs(splits: Collection[str], pairs: Collection[str], config: Config) -> None:

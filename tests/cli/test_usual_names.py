@@ -26,6 +26,8 @@ from cli.usual_names import USUAL, intended
         ("pretrain", "--hidden-size", "--hidden"),
         ("pretrain", "--output-dir", "--store"),
         ("pretrain", "--learnin-rate", "--learning-rate"),
+        ("build-dataset", "--test-size", "--test-fraction"),
+        ("report", "--to", "--out"),
         ("quickstart", "--lr", "--learning-rate"),
         ("quickstart", "--text", "--corpus"),
         ("build-sequences", "--max-seq-length", "--max-length"),

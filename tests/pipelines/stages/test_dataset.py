@@ -210,6 +210,21 @@ def test_many_labels_are_numbers_and_a_fraction_among_them_says_so(store: Store,
     assert not says_many_labels(fractions.counts)
 
 
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_fraction_in_place_of_a_file_leads_to_the_setting_of_fractions(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    write(tmp_path / "a.tsv", as_tsv(ROWS))
+    monkeypatch.chdir(tmp_path)
+    files, config = {"train": ["a.tsv"], split: ["0.2"]}, dataset.Config(text_column="first")
+    with pytest.raises(InputError, match=f"^--{split} takes files, not 0.2$") as refused:
+        dataset.run(files, config, store=store)
+    assert str(refused.value.hint).startswith(f"--{split}-fraction 0.2 ")
+    write(tmp_path / "0.2", as_tsv(ROWS))
+    with pytest.raises(InputError, match="'0.2'"):  # it is a file now, of no known kind
+        dataset.run(files, config, store=store)
+
+
 def test_without_a_validation_file_a_twentieth_of_the_training_examples_is_taken(store: Store, tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", as_tsv(ROWS))
     assert (

@@ -217,11 +217,11 @@ def test_a_fraction_in_place_of_a_file_leads_to_the_setting_of_fractions(
     write(tmp_path / "a.tsv", as_tsv(ROWS))
     monkeypatch.chdir(tmp_path)
     files, config = {"train": ["a.tsv"], split: ["0.2"]}, dataset.Config(text_column="first")
-    with pytest.raises(InputError, match=f"^--{split} takes files, not 0.2$") as refused:
+    with pytest.raises(InputError, match=rf"^--{split} takes files, not 0\.2$") as refused:
         dataset.run(files, config, store=store)
     assert str(refused.value.hint).startswith(f"--{split}-fraction 0.2 ")
     write(tmp_path / "0.2", as_tsv(ROWS))
-    with pytest.raises(InputError, match="'0.2'"):  # it is a file now, of no known kind
+    with pytest.raises(InputError, match=r"'0\.2'"):  # it is a file now, of no known kind
         dataset.run(files, config, store=store)
 
 

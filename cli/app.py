@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from cli.output import say, tell
 from cli.settings import load_settings, source_of
-from cli.usual_names import intended
+from cli.usual_names import intended, is_argument
 from pipelines.engine.stage import version_of
 
 EXAMPLES = ("guide build-corpus text/*.txt --name wiki", "guide ls", "guide lineage wiki")
@@ -59,8 +59,15 @@ class Page(TyperCommand):
             error: Any = raised
             if hasattr(error, "possibilities"):  # Typer does not export the class of errors about unknown options
                 options = (option for param in self.params for option in param.opts if option.startswith("--"))
-                meant = intended(error.option_name, options)
-                error.message = f"no such option: {error.option_name}" + (f"; did you mean {meant}?" if meant else "")
+                arguments = [param.name for param in self.params if param.param_type_name == "argument"]
+                if is_argument(error.option_name, arguments):
+                    near = (
+                        f"; it is an argument: {' '.join([ctx.command_path, *(f'{{{name}}}' for name in arguments)])}"
+                    )
+                else:
+                    meant = intended(error.option_name, options)
+                    near = f"; did you mean {meant}?" if meant else ""
+                error.message = f"no such option: {error.option_name}{near}"
                 error.possibilities = ()
             raise
 

@@ -62,6 +62,15 @@ USUAL: dict[str, str] = {
 """For options of ours, what others call them.  Where a command has several that fit, the first one is meant."""
 
 
+_DATA = frozenset({"corpus", "data", "dataset", "file", "files", "input", "sequences", "train-file"})
+
+
+def is_argument(typed: str, arguments: Iterable[str]) -> bool:
+    """Whether an option that a command lacks was meant as one of its arguments: ``--tokenizer``, or ``--dataset`` for ``data``."""
+    name = typed[2:].replace("_", "-")
+    return any(name == known.replace("_", "-") or {name, known} <= _DATA for known in arguments)
+
+
 def intended(typed: str, options: Iterable[str]) -> str | None:
     """Which option of a command was probably meant by one that the command lacks; None if it cannot be told.
 

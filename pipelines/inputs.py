@@ -79,7 +79,7 @@ class Model(Take):
         if Path(reference).is_dir():
             return
         try:
-            opening.store.find(reference)
+            opening.store.find(reference, "model")
         except ArtifactMissing:
             refuse_file(reference)
             raise

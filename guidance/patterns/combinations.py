@@ -12,6 +12,7 @@ A condition on the features of query and key stands for a pattern too; see `guid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from operator import and_, or_
@@ -114,6 +115,12 @@ def read_pattern(spec: str | Mapping[str, Any], options: Mapping[str, Any] = {})
         PlanError: the description is not valid in another way.
     """
     if isinstance(spec, str):
+        if re.search(r"[^\w-]", spec):  # which no name has
+            written = f"'{spec}'" if '"' in spec else f'"{spec}"'
+            raise PlanError(
+                f"no pattern has the name {spec!r}",
+                hint=f"a condition on query and key is written {{ where = {written} }}",
+            )
         return PATTERNS.find(spec).bound(options)
     if not isinstance(spec, Mapping):
         raise PlanError(f"pattern = {spec!r} is neither a name nor a table", hint=_SHAPES)

@@ -72,8 +72,8 @@ class DryArtifact(Artifact):
 class DryStore(Store):
     """A store to which nothing is written.  Besides the artifacts that it holds, it gives a `DryArtifact` for ``dry:KIND``."""
 
-    def find(self, reference: str) -> Path:
-        return Path(reference) if self._is_dry(reference) else super().find(reference)
+    def find(self, reference: str, kind: str | None = None) -> Path:
+        return Path(reference) if self._is_dry(reference) else super().find(reference, kind)
 
     def open(self, folder: Path) -> Artifact:
         name = str(folder)

@@ -39,6 +39,7 @@ from pipelines.storage.manifest import (
 from pipelines.storage.names import NAME, Name, check_name, read_name
 
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
+_DOWNLOADS_NOTHING = "guide downloads nothing: `hf download NAME --local-dir FOLDER` fetches a model of the hub"
 
 
 def _entries(folder: Path) -> list[str]:
@@ -316,9 +317,16 @@ class Store:
         versions = [known for known in self.versions(name) if version in ("", str(known.version))]
         return versions[-1] if versions else None
 
-    def find(self, reference: str) -> Path:
-        """The folder that a reference names: ``name``, ``name@n``, ``kind/id``, an id prefix, or a path.  Raises
-        ArtifactMissing if no artifact matches, and ArtifactAmbiguous if more than one does."""
+    def find(self, reference: str, kind: str | None = None) -> Path:
+        """The folder that a reference names: ``name``, ``name@n``, ``kind/id``, an id prefix, or a path.
+
+        Args:
+            kind: what is looked for, for the hint; the artifact may be of another kind.
+
+        Raises:
+            ArtifactMissing: no artifact matches.
+            ArtifactAmbiguous: more than one does.
+        """
         if os.path.exists(os.path.join(reference, MANIFEST)):
             return Path(reference)
         if reference.startswith(DRY):
@@ -332,9 +340,9 @@ class Store:
             if not folder.exists():
                 raise ArtifactMissing(f"{reference!r} refers to {named.kind}/{named.recipe[:ID_LENGTH]}, which is gone")
             return folder
-        kind, _, prefix = reference.rpartition("/")
+        group, _, prefix = reference.rpartition("/")
         if _PREFIX.fullmatch(prefix):
-            fitting = [folder for folder in self.folders(kind or None) if folder.name.startswith(prefix[:ID_LENGTH])]
+            fitting = [folder for folder in self.folders(group or None) if folder.name.startswith(prefix[:ID_LENGTH])]
             if fitting:
                 return _only(reference, fitting)
         if os.path.exists(reference):
@@ -349,10 +357,11 @@ class Store:
                 f"{reference!r} is not finished: {unfinished.parent.name}/{unfinished.name} in {self.root}",
                 hint="the command that began it continues it; `guide show` says how far it is",
             )
-        if "/" in reference and not (KIND.fullmatch(kind) and _PREFIX.fullmatch(prefix)):
+        more = f"\n{_DOWNLOADS_NOTHING}" if kind == "model" else ""
+        if "/" in reference and not (KIND.fullmatch(group) and _PREFIX.fullmatch(prefix)):
             raise ArtifactMissing(
                 f"there is no folder or file {reference!r}",
-                hint="`guide ls` lists the names of artifacts, which need no path",
+                hint="`guide ls` lists the names of artifacts, which need no path" + more,
             )
         newest = self.named(reference.partition("@")[0])  # if only the version is wrong
         guess = (
@@ -361,7 +370,7 @@ class Store:
         sought = "file and no artifact" if "." in reference else "artifact"  # names may have a point, files mostly do
         raise ArtifactMissing(
             f"no {sought} {reference!r} in {self.root}{guess}",
-            hint="`guide ls` lists all artifacts; choose another store with --store or GUIDE_STORE",
+            hint="`guide ls` lists all artifacts; choose another store with --store or GUIDE_STORE" + more,
         )
 
     def load(self, reference: str, *, kind: str | None = None, verify: bool = True) -> Artifact:
@@ -372,7 +381,7 @@ class Store:
             ArtifactMismatch: it is not of the given ``kind``.
         """
         with contextlib.ExitStack() as opened:
-            artifact = opened.enter_context(self.open(self.find(reference)))
+            artifact = opened.enter_context(self.open(self.find(reference, kind)))
             self._check(artifact, reference, kind)
             if verify:
                 artifact.verify()

@@ -40,6 +40,22 @@ def test_usual_name_of_an_option_leads_to_ours(guide: Callable[..., Any], comman
         assert answer.err.splitlines()[0] == f"guide: no such option: {option}; did you mean {ours}?"
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "usage"),
+    [
+        ("build-sequences", "--tokenizer", "guide build-sequences {corpus} {tokenizer}"),
+        ("finetune", "--dataset", "guide finetune {data}"),
+        ("probe coref", "--model", "guide probe coref {model} {files}"),
+    ],
+)
+def test_an_option_that_is_an_argument_is_said_to_be_one(
+    guide: Callable[..., Any], command: str, option: str, usage: str
+) -> None:
+    answer = guide(*command.split(), option, "x")
+    assert answer.code == 2
+    assert answer.err.splitlines()[0] == f"guide: no such option: {option}; it is an argument: {usage}"
+
+
 @pytest.mark.parametrize(("command", "has_text"), [("attention", True), ("show", False)])
 def test_an_argument_too_many_is_named(guide: Callable[..., Any], command: str, has_text: bool) -> None:
     answer = guide(command, "model", "the keys (all of them)\nare lost")

@@ -157,6 +157,10 @@ def test_errors_name_the_row_and_the_key(written: str, message: str) -> None:
             "guide 1: unknown pattern 'nxt'; did you mean 'next'",
         ),
         (
+            '[[guide]]\npattern = "key.id == query.id"\nmechanism = "mask"',
+            "guide 1: no pattern has the name 'key.id == query.id'",
+        ),
+        (
             '[[guide]]\npattern = "next"\nmechanism = "atention_loss"',
             "guide 1: unknown mechanism 'atention_loss'; did you",
         ),

@@ -129,6 +129,16 @@ def test_an_unknown_name_gets_a_suggestion(store, reference, suggestion):
     assert caught.value.message == f"no artifact {reference!r} in {store.root}{suggestion}"
 
 
+@pytest.mark.parametrize("reference", ["bert-base-uncased", "google-bert/bert-base-uncased"])
+def test_a_model_of_a_hub_is_said_to_be_fetched_first(store, reference):
+    hints = []
+    for kind in ("model", "corpus"):
+        with pytest.raises(ArtifactMissing) as caught:
+            store.load(reference, kind=kind)
+        hints.append("hf download" in caught.value.hint)
+    assert hints == [True, False]
+
+
 @pytest.mark.parametrize("reference", ["./nofolder", "/no/folder", "some/model", "./abcdef"])
 def test_of_a_path_is_said_that_nothing_is_there(store, reference):
     with pytest.raises(ArtifactMissing) as caught:

@@ -65,15 +65,6 @@ class Copy(Objective):
                     labels.append(np.where(random < given.config.copied_share, ids, IGNORED))
                 return dataclasses.replace(batch, seen=[self.splits[split][i] for _, i in examples], labels=labels)
 
-            def weights(self, step):
-                return {"copy": 1.0, **self.guided.weights(step)}
-
-            def task_counts(self, batch):
-                return {"copy": batch.chosen}
-
-            def task_losses(self, output, inputs):
-                return {"copy": super().task_losses(output, inputs)["mlm"]}
-
         return Copying(given, build_model(given, cls, given.plan))
 '''
 

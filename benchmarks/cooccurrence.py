@@ -59,9 +59,9 @@ def ours_files(folder: Path, window: int) -> Iterator[Any]:
     ids = json.loads((folder / "ids.json").read_text())
     kept = [str(path) for path in sorted(folder.glob("kept-*"))]
     settings = {"ids": ids, "window": window, "presence": False}
-    pair_files.count(pair_files.Piece(tuple(kept[:1])), settings, folder / f"warm-{os.getpid()}")
+    pair_files.count(pair_files.PartialFiles(tuple(kept[:1])), settings, folder / f"warm-{os.getpid()}")
     yield
-    pair_files.count(pair_files.Piece(tuple(kept)), settings, folder / f"counts-{os.getpid()}")
+    pair_files.count(pair_files.PartialFiles(tuple(kept)), settings, folder / f"counts-{os.getpid()}")
     yield
     found = pq.read_table(folder / f"counts-{os.getpid()}")
     yield tuple(found[name].to_numpy() for name in ("i", "j", "count"))

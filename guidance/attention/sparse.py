@@ -68,7 +68,7 @@ def _attend(call: AttentionCall, heads: tuple[int, ...], groups: dict[tuple[int,
     return output if order == heads else output[:, :, list(positions(heads, order))]
 
 
-class Places:
+class GatheredTokens:
     """Tokens that are gathered from every example of a batch, in blocks."""
 
     def __init__(self, places_BnC: Tensor, is_place_BnC: Tensor, length: int) -> None:
@@ -113,8 +113,8 @@ class Part:
         mask: what is added to the scores, (B n, 1, Q or 1, K); None for nothing.
     """
 
-    queries: Places | None
-    keys: Places | None
+    queries: GatheredTokens | None
+    keys: GatheredTokens | None
     mask: Tensor | None
 
 
@@ -152,12 +152,12 @@ def parts_of(
         kept_BnRC = _in_blocks(keep_BQK, rows).take_along_dim(keys_BnC.unsqueeze(2), -1) & is_key_BnC.unsqueeze(2)
         all_Q = torch.ones(len(keep_BQK), 1, queries, dtype=torch.bool)
         rows_BnR, is_row_BnR = (_in_blocks(each.mT, rows)[..., 0] for each in (all_Q.cumsum(-1) - 1, all_Q))
-        mine = Places(rows_BnR, is_row_BnR, queries) if rows < queries else None
+        mine = GatheredTokens(rows_BnR, is_row_BnR, queries) if rows < queries else None
         mask = additive(kept_BnRC, dtype).flatten(0, 1).unsqueeze(1)
-        parts.append(Part(mine, Places(keys_BnC, is_key_BnC, keys), mask))
+        parts.append(Part(mine, GatheredTokens(keys_BnC, is_key_BnC, keys), mask))
     if num_free:
         free_B1F, is_query_B1F = _places(is_free_B1Q, num_free)
-        mine = None if is_free_B1Q.all() else Places(free_B1F, is_query_B1F, queries)
+        mine = None if is_free_B1Q.all() else GatheredTokens(free_B1F, is_query_B1F, queries)
         seen_BFK = allowed_BQK[:, :1] if hides_padding_only else allowed_BQK.take_along_dim(free_B1F.mT, 1)
         parts.append(Part(mine, None, None if seen_BFK.all() else additive(seen_BFK, dtype).unsqueeze(1)))
     return tuple(parts)
@@ -208,11 +208,11 @@ def _taken(part: Part, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tenso
     return _take(part.queries, query), _take(part.keys, key), _take(part.keys, value)
 
 
-def _take(places: Places | None, states_BhTD: Tensor) -> Tensor:
+def _take(places: GatheredTokens | None, states_BhTD: Tensor) -> Tensor:
     return states_BhTD if places is None else places.take(states_BhTD)
 
 
-def _put(places: Places | None, entries: Tensor) -> Tensor:
+def _put(places: GatheredTokens | None, entries: Tensor) -> Tensor:
     return entries if places is None else places.put(entries)
 
 

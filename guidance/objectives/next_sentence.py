@@ -60,7 +60,7 @@ class Laid(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Documents:
+class CutDocuments:
     """The text of documents, and the stretches that it is cut into: T tokens, S sentences, N examples, D documents.
 
     Attributes:
@@ -94,7 +94,7 @@ class Documents:
         sentence: NDArray[Any],
         room: int,
         sizes: Sequence[int] = (),
-    ) -> Documents:
+    ) -> CutDocuments:
         """Build it from the tokens of a split in reading order.
 
         Args:

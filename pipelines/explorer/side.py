@@ -26,7 +26,7 @@ from pipelines.text.sequence_files import NOT_TEXT
 
 if TYPE_CHECKING:
     from pipelines.probing.sequences import (  # imports transformers, and the page is to be seen at once
-        Batch,
+        SequenceBatch,
         Survey,
         WatchedSequences,
     )
@@ -78,7 +78,7 @@ class Side:
         self._average: dict[Site, Any] = {}
         self._average_size = 0
         self._maps: collections.OrderedDict[int, dict[Site, Any]] = collections.OrderedDict()
-        self._texts: list[Batch] = []
+        self._texts: list[SequenceBatch] = []
 
     # work in the background
 
@@ -246,7 +246,7 @@ class Side:
             "heads": rows,
         }
 
-    def add_text(self, batch: Batch) -> int:
+    def add_text(self, batch: SequenceBatch) -> int:
         """Take a text of the person's own, as `WatchedSequences.read` gives it; returns the number of its example."""
         self._texts.append(batch)
         return FIRST_TEXT + len(self._texts) - 1
@@ -354,7 +354,7 @@ class Side:
                 return site
         raise InputError("there is no such head")
 
-    def _batch(self, number: int) -> Batch:
+    def _batch(self, number: int) -> SequenceBatch:
         """An example of the data, or a text of the person's own.  Raises InputError if there is none of this number."""
         watched = self.ready()
         if FIRST_TEXT <= number < FIRST_TEXT + len(self._texts):
@@ -383,7 +383,7 @@ class Side:
         return self._maps[number]
 
 
-def _read(watched: WatchedSequences, batch: Batch) -> dict[Site, Any]:
+def _read(watched: WatchedSequences, batch: SequenceBatch) -> dict[Site, Any]:
     """The maps of one sequence, of each site (H, T, T); see `_roots`."""
     return watched.watch(batch, lambda attention_BHTT: _roots(attention_BHTT[0].float().cpu().numpy()))
 

@@ -28,7 +28,7 @@ from guidance.probes.importance import switched_off
 from pipelines.probing.heads import no_such_head
 from pipelines.training.batches import ids_and_mask, pad, pad_features
 from pipelines.training.learners.word_scores import nll_of
-from pipelines.training.live_text import Batch, Filler
+from pipelines.training.live_text import Filler, TextBatch
 from pipelines.training.objectives.next_token import CausalLanguageModelling
 from pipelines.training.opening import Unguided
 from pipelines.training.text_words import TextWords
@@ -119,7 +119,7 @@ class Scorer(Filler):
             for row, own, tokens in zip(rows, scores, order, strict=True)
         ]
 
-    def _scores(self, copies: Sequence[_Copy], rows: Sequence[np.ndarray], batch: Batch) -> list[float]:
+    def _scores(self, copies: Sequence[_Copy], rows: Sequence[np.ndarray], batch: TextBatch) -> list[float]:
         """The log-probability of the token of each copy."""
         device, masked = self.model.device, []
         for copy in copies:

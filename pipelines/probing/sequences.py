@@ -41,7 +41,7 @@ REACH = 16
 
 
 @dataclass(frozen=True)
-class Batch:
+class SequenceBatch:
     """Some sequences, padded to the longest of them.
 
     Attributes:
@@ -106,7 +106,7 @@ class WatchedSequences:
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer)
         self.device = next(self.model.parameters()).device
 
-    def batches(self, size: int | Callable[[], int]) -> Iterator[Batch]:
+    def batches(self, size: int | Callable[[], int]) -> Iterator[SequenceBatch]:
         """The sequences in their order, so many per batch, or as many as a function says before each batch."""
         start = 0
         while start < self.number:
@@ -114,12 +114,12 @@ class WatchedSequences:
             yield self.batch(numbers)
             start = numbers.stop
 
-    def examples(self, batch: Batch) -> list[int]:
+    def examples(self, batch: SequenceBatch) -> list[int]:
         """The running number of the example of each sequence of a batch."""
         found: list[int] = self._examples[batch.numbers.start : batch.numbers.stop].tolist()
         return found
 
-    def batch(self, numbers: range) -> Batch:
+    def batch(self, numbers: range) -> SequenceBatch:
         """Some sequences, padded to the longest."""
         inputs = ids_and_mask([self.rows[n] for n in numbers], self.tokenizer.pad_token_id, self.device)
         length = inputs["input_ids"].shape[1]
@@ -127,9 +127,9 @@ class WatchedSequences:
         columns = pad_features(rows, length, self.device)
         if self._segments:
             inputs["token_type_ids"] = pad(rows["text"], 0, length, self.device)
-        return Batch(numbers, inputs, columns)
+        return SequenceBatch(numbers, inputs, columns)
 
-    def read(self, text: str) -> Batch:
+    def read(self, text: str) -> SequenceBatch:
         """A text as one sequence, as `guide build-sequences` makes it, with the words and sentences that rules find in it.
 
         Raises:
@@ -158,22 +158,22 @@ class WatchedSequences:
             # a special token belongs to the sentence beside it
             first, last = (values[0], values[-1]) if name == "segment" else (fill, fill)
             columns[name] = pad([np.concatenate([[first], values, [last]])], fill, len(row), self.device)
-        return Batch(range(0), inputs, columns)
+        return SequenceBatch(range(0), inputs, columns)
 
-    def tokens(self, batch: Batch) -> Tokens:
+    def tokens(self, batch: SequenceBatch) -> Tokens:
         """A batch as patterns see it."""
         ids_BT = batch.inputs["input_ids"]
         return Tokens(ids_BT, batch.valid_BT, {**self.vocabulary.columns(ids_BT), **batch.columns}, {})
 
-    def special_BT(self, batch: Batch) -> Tensor:
+    def special_BT(self, batch: SequenceBatch) -> Tensor:
         """Which tokens are special, bool; padding may be."""
         return torch.isin(batch.inputs["input_ids"], torch.tensor(self.tokenizer.all_special_ids, device=self.device))
 
-    def guide_inputs(self, batch: Batch) -> dict[str, Tensor]:
+    def guide_inputs(self, batch: SequenceBatch) -> dict[str, Tensor]:
         """A batch as the model and its plan read it."""
         return {**batch.inputs, **{name: batch.columns[name] for name in self._plans}}
 
-    def watch(self, batch: Batch, see: Callable[[Tensor], Seen]) -> dict[Site, Seen]:
+    def watch(self, batch: SequenceBatch, see: Callable[[Tensor], Seen]) -> dict[Site, Seen]:
         """What a function makes of the attention of each layer, (B, H, T, T), by site.
 
         It is called with one layer after the other, so that only the maps of one are in memory.  Rows are queries, and sum to 1.
@@ -193,7 +193,7 @@ class WatchedSequences:
         return token_labels(self.tokenizer, self.rows[number])
 
 
-def batches_of(run: Run[Any], watched: WatchedSequences, size: int) -> Iterator[Batch]:
+def batches_of(run: Run[Any], watched: WatchedSequences, size: int) -> Iterator[SequenceBatch]:
     """The sequences that a probe reads, batch by batch, with a progress bar.
 
     Args:
@@ -251,7 +251,7 @@ class Survey:
     focus: dict[Site, list[np.ndarray]] = field(default_factory=dict)
     masses: dict[Site, list[np.ndarray]] = field(default_factory=dict)
 
-    def add(self, watched: WatchedSequences, patterns: Mapping[str, Pattern], batch: Batch) -> None:
+    def add(self, watched: WatchedSequences, patterns: Mapping[str, Pattern], batch: SequenceBatch) -> None:
         """Read a batch."""
         tokens, valid_BT = watched.tokens(batch), batch.valid_BT
         (size, length), device = valid_BT.shape, valid_BT.device

@@ -17,7 +17,7 @@ from pipelines.report import attention, commands, methods, origin, published, re
 from pipelines.report.blocks import Report, Section, as_markdown, notes_of
 from pipelines.report.given import KINDS, Runs, open_all
 from pipelines.report.page import as_html
-from pipelines.report.places import Places, places
+from pipelines.report.places import TablePlaces, places
 from pipelines.report.published import Ours
 from pipelines.storage.files import machine_errors, write_file
 from pipelines.storage.store import Store
@@ -88,14 +88,16 @@ def make(
         return Report(title or _title(runs, table), _lead(runs), sections, facts), plans
 
 
-def beside(paper: str | None, rows: Sequence[str], columns: Sequence[str]) -> tuple[papers.PaperTable | None, Places]:
+def beside(
+    paper: str | None, rows: Sequence[str], columns: Sequence[str]
+) -> tuple[papers.PaperTable | None, TablePlaces]:
     """The table of a paper, and which of its cells our runs stand beside.  Raises as `make` does."""
     if paper:
         table = papers.table(paper)
         return table, places(table, rows, columns)
     if rows or columns:
         raise InputError("--row and --column say which runs are which row and column of a table", hint="--paper TABLE")
-    return None, Places()
+    return None, TablePlaces()
 
 
 def _title(runs: Runs, table: papers.PaperTable | None) -> str:

@@ -18,7 +18,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Places:
+class TablePlaces:
     """Patterns of names, each with its row, and with its column, of a table."""
 
     rows: Pairs = ()
@@ -37,7 +37,7 @@ class Places:
         return [f"{flag} {pair[0]}={pair[1]}" for flag, pair in flags if _first([pair], names) is None]
 
 
-def places(table: PaperTable, rows: Sequence[str], columns: Sequence[str]) -> Places:
+def places(table: PaperTable, rows: Sequence[str], columns: Sequence[str]) -> TablePlaces:
     """What ``--row`` and ``--column`` say, each ``PATTERN=NAME``.  Where a table has one column, all runs are of it.
 
     Raises:
@@ -54,7 +54,7 @@ def places(table: PaperTable, rows: Sequence[str], columns: Sequence[str]) -> Pl
     }
     if not columns and len(every["column"]) == 1:
         found["column"] = (("*", every["column"][0]),)
-    return Places(found["row"], found["column"])
+    return TablePlaces(found["row"], found["column"])
 
 
 def _pair(table: PaperTable, what: str, given: str, known: Sequence[str]) -> tuple[str, str]:

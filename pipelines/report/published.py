@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipelines.papers import Number, PaperTable
 from pipelines.report.blocks import Block, Grid, Items, Prose, Section
 from pipelines.report.given import Runs
-from pipelines.report.places import Places
+from pipelines.report.places import TablePlaces
 from pipelines.report.results import Scored
 from pipelines.views.comparison import Comparison
 from pipelines.views.comparison_tables import MISSING, Table, p_value, rounded
@@ -59,7 +59,7 @@ class Ours:
         figures: means and deviations over seeds.
         gains: differences from the baseline over pairs of seeds, each with its p-value; empty for the baseline.
         baseline: the label of the group that the gains are over.
-        names: of its runs, by which `Places` finds their row and column.
+        names: of its runs, by which `TablePlaces` finds their row and column.
     """
 
     label: str
@@ -123,7 +123,7 @@ def of_probes(runs: Runs) -> list[Ours]:
     return found
 
 
-def section(table: PaperTable, ours: Sequence[Ours], places: Places = Places()) -> Section:
+def section(table: PaperTable, ours: Sequence[Ours], places: TablePlaces = TablePlaces()) -> Section:
     """Our figures in the rows of the paper's that they correspond to, with what the method changes there and here; then the whole
     table of the paper, and below it our figures that have no such row."""
     metrics = list(dict.fromkeys(number.metric for number in table.numbers))

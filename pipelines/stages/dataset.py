@@ -32,7 +32,7 @@ from pipelines.text.readers import TextFile, check_encoding, known_extension
 from pipelines.text.records import short_list
 from pipelines.text.sentences import check_spec, model_files, splitter
 from pipelines.text.sources import expand
-from pipelines.text.structured import Documents, Structured
+from pipelines.text.structured import DocumentMaker, Structured
 from pipelines.training.labels import is_fraction
 
 MOST_LABELS = 100
@@ -235,7 +235,7 @@ def build(run: Run[Config]) -> None:
     valid, test = config.valid_fraction or 0.0, config.test_fraction
     split_sentences = splitter(config.sentences or "rules")
     of_text = functools.partial(split_of, valid=valid, test=test)
-    structured = Documents(kind.shape, kind.has_gold, config, split_sentences, of_text, notes)
+    structured = DocumentMaker(kind.shape, kind.has_gold, config, split_sentences, of_text, notes)
     if kind.is_structured:
         documents = _structured(run, kind, files, structured)
     else:
@@ -317,7 +317,7 @@ def _examples(
                 bar.advance(file.path.stat().st_size, note=file.name.encode("unicode_escape").decode()[-30:])
 
 
-def _structured(run: Run[Config], kind: Format, files: _Files, structured: Documents) -> Iterator[Document]:
+def _structured(run: Run[Config], kind: Format, files: _Files, structured: DocumentMaker) -> Iterator[Document]:
     """The documents of all files."""
 
     splits = [split for split in SPLITS if split in files]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from guidance.sites import Site
     from pipelines.probing.losses import TaskBatch
-    from pipelines.probing.sequences import Batch
+    from pipelines.probing.sequences import SequenceBatch
 
 FIGURES: Mapping[str, str] = {
     "entropy": "mean entropy of rows, from 0, one key, to 1, all keys alike",
@@ -163,15 +163,15 @@ class PlanAttack:
                 "the plan of the model attacks nothing", hint="--by freelb or smart; or train with --plan preset:asa"
             )
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[SequenceBatch]:
         """The sequences in their order."""
         return self._watched.batches(self._config.batch_size)
 
-    def clean(self, batch: Batch, watcher: Watcher) -> None:
+    def clean(self, batch: SequenceBatch, watcher: Watcher) -> None:
         """Show the attention without the attack."""
         self._watched.handle.watch(watcher, **self._watched.guide_inputs(batch))
 
-    def attacked(self, batch: Batch, watcher: Watcher) -> Mapping[Site, Tensor]:
+    def attacked(self, batch: SequenceBatch, watcher: Watcher) -> Mapping[Site, Tensor]:
         """Show the attention under the attack; gives for each site the share of units that is switched off, (B,)."""
         import torch
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from guidance.sites import Site
-    from pipelines.probing.sequences import Batch, WatchedSequences
+    from pipelines.probing.sequences import SequenceBatch, WatchedSequences
 
 TABLE = "distances.parquet"
 
@@ -130,7 +130,7 @@ def measure(run: Run[Config]) -> Findings:
     return Findings(counts, {"mean": float(distances.mean()), "shown": shown})
 
 
-def _maps(watched: WatchedSequences, batch: Batch) -> dict[Site, Tensor]:
+def _maps(watched: WatchedSequences, batch: SequenceBatch) -> dict[Site, Tensor]:
     """The maps of one sequence, of each site of the model's own (H, T, T), in the order of layers."""
     maps = watched.watch(batch, lambda attention: attention[0].float())
     own = sorted((site for site in maps if site.attention == "self"), key=lambda site: site.layer)

@@ -28,7 +28,7 @@ from pipelines.storage.tables import Columns
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
-    from pipelines.probing.sequences import Batch, WatchedSequences
+    from pipelines.probing.sequences import SequenceBatch, WatchedSequences
     from pipelines.training.learners.guided import Inputs
 
 TABLE = "slices.parquet"
@@ -87,7 +87,7 @@ def measure(run: Run[Config]) -> Findings:
         alone = [document for row in rows for document in documents_of(row, separator, words)]
         counted, places = Counted.before(train, words, separator, size), predicted(alone, size)
 
-        def read(batch: Batch) -> tuple[Inputs, dict[str, Any]]:
+        def read(batch: SequenceBatch) -> tuple[Inputs, dict[str, Any]]:
             ids = [rows[n] for n in batch.numbers]
             inputs = CausalBatch.of(ids, separator, words).tensors_for(watched.model, tokenizer.pad_token_id)
             return inputs, {**inputs.model, "use_cache": False}
@@ -96,7 +96,7 @@ def measure(run: Run[Config]) -> Findings:
         asked = [masker(row, seed=config.seed, epoch=VALID_EPOCH, example=n) for n, row in enumerate(rows)]
         counted, places = Counted.of(train, masker, seed=config.seed), predicted(asked, size)
 
-        def read(batch: Batch) -> tuple[Inputs, dict[str, Any]]:
+        def read(batch: SequenceBatch) -> tuple[Inputs, dict[str, Any]]:
             seen, labels = map(list, zip(*(asked[n] for n in batch.numbers), strict=True))
             inputs = MaskedBatch(seen, labels).tensors(tokenizer.pad_token_id, watched.device)
             return inputs, {**batch.inputs, **inputs.model}
@@ -120,7 +120,7 @@ def measure(run: Run[Config]) -> Findings:
 
 
 def _losses(
-    run: Run[Config], watched: WatchedSequences, read: Callable[[Batch], tuple[Inputs, dict[str, Any]]]
+    run: Run[Config], watched: WatchedSequences, read: Callable[[SequenceBatch], tuple[Inputs, dict[str, Any]]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The loss of each predicted token, and whether it is the most likely one.
 

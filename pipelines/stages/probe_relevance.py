@@ -29,7 +29,7 @@ from pipelines.storage.tables import Columns
 if TYPE_CHECKING:
     from guidance.patterns.pattern import Pattern
     from guidance.probes.relevance import Relevance
-    from pipelines.probing.sequences import Batch, WatchedSequences
+    from pipelines.probing.sequences import SequenceBatch, WatchedSequences
 
 TABLE = "patterns.parquet"
 MOST_PICTURES = 6
@@ -114,7 +114,11 @@ def measure(run: Run[Config]) -> Findings:
 
 
 def _add(
-    relevance: Relevance, watched: WatchedSequences, patterns: Mapping[str, Pattern], batch: Batch, config: Config
+    relevance: Relevance,
+    watched: WatchedSequences,
+    patterns: Mapping[str, Pattern],
+    batch: SequenceBatch,
+    config: Config,
 ) -> None:
     """Read a batch."""
     import torch

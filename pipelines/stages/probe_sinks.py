@@ -20,7 +20,7 @@ from pipelines.storage.artifacts import Artifact
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipelines.probing.sequences import Batch, WatchedSequences
+    from pipelines.probing.sequences import SequenceBatch, WatchedSequences
 
 UNITS: Mapping[str, str] = {
     "special": "mean attention of a token on special tokens",
@@ -69,7 +69,7 @@ def measure(run: Run[Config]) -> Findings:
     return Findings({"sequences": watched.number, "heads": len(table)}, summary)
 
 
-def _wanted(watched: WatchedSequences, batch: Batch, special_BT: Tensor) -> Tensor:
+def _wanted(watched: WatchedSequences, batch: SequenceBatch, special_BT: Tensor) -> Tensor:
     """The keys that the first four of `UNITS` count, (B, 4, Q, K)."""
     import torch
 
@@ -82,7 +82,7 @@ def _wanted(watched: WatchedSequences, batch: Batch, special_BT: Tensor) -> Tens
     return torch.stack([special_BT[:, None] & valid_BT1, first_BTT, itself_BTT, ordinary_BTT], dim=1).float()
 
 
-def _figures(watched: WatchedSequences, batch: Batch, wanted: Tensor) -> Mapping[Any, Tensor]:
+def _figures(watched: WatchedSequences, batch: SequenceBatch, wanted: Tensor) -> Mapping[Any, Tensor]:
     """The figures of `UNITS` on a batch, of each site (B, H, 6)."""
     import torch
 

@@ -97,7 +97,7 @@ def count_schema() -> Any:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PartialFiles:
     """Some partial files of the first map whose pairs are counted together."""
 
     paths: tuple[str, ...]
@@ -109,7 +109,7 @@ class Piece:
         return "pairs-" + hashlib.sha256(names.encode()).hexdigest()[:32]
 
 
-def count(piece: Piece, settings: Mapping[str, Any], path: Path) -> None:
+def count(piece: PartialFiles, settings: Mapping[str, Any], path: Path) -> None:
     """Count the pairs of a piece; the partial file has the columns of ``counts.parquet``."""
     from pipelines.statistics.pair_counting import count_pairs
 
@@ -120,7 +120,7 @@ def count(piece: Piece, settings: Mapping[str, Any], path: Path) -> None:
             file.write_table(pa.table(list(arrays), schema=count_schema()))
 
 
-def _rows_of(piece: Piece, ids: Sequence[int]) -> tuple[Any, Any]:
+def _rows_of(piece: PartialFiles, ids: Sequence[int]) -> tuple[Any, Any]:
     """The row of each token of a piece, ``len(ids)`` for tokens that are not counted; and where units begin."""
     row_of = np.full(max(ids) + 2, len(ids), np.uint16)
     row_of[list(ids)] = np.arange(len(ids), dtype=np.uint16)
@@ -206,7 +206,7 @@ def count_all(work: Work[Any]) -> tuple[list[Path], Encoder, Any, Any]:
     # pieces of about `PIECE` characters are independent of ``--shard``, so that all shares agree
     number = min(len(encoded), max(1, round(corpus.counts.get("characters", 0) / PIECE)))
     bounds = [len(encoded) * piece // number for piece in range(number + 1)]
-    pieces = [Piece(tuple(map(str, encoded[start:stop]))) for start, stop in itertools.pairwise(bounds)]
+    pieces = [PartialFiles(tuple(map(str, encoded[start:stop]))) for start, stop in itertools.pairwise(bounds)]
     return map_shards(count, pieces, settings, work.partial / "pairs", config, work.progress), encoder, frequencies, ids
 
 

@@ -60,7 +60,7 @@ def one_line(text: str) -> str:
 
 
 @dataclass
-class Documents:
+class DocumentMaker:
     """Makes documents of a corpus from structured ones, and counts what is odd about them.
 
     Attributes:

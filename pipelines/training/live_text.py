@@ -70,7 +70,7 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TextBatch:
     """Texts as tensors.
 
     Attributes:
@@ -128,7 +128,7 @@ class LiveModel:
     def check(self, folder: Path, config: Any) -> None:
         """Raises InputError if a model with this configuration cannot do what this class is for."""
 
-    def read(self, texts: Sequence[str]) -> Batch:
+    def read(self, texts: Sequence[str]) -> TextBatch:
         """Texts as a batch on the device of the model.  Raises InputError if a text is not valid Unicode, spells a special token
         that cannot be replaced, or has a token outside of the vocabulary of the model."""
         for text in texts:
@@ -145,7 +145,7 @@ class LiveModel:
             known = [self._words.features(BatchEncoding(encoding=[one]), text) for text, one in both]
             values = {name: [features[name][0].numpy() for features in known] for name in self.needed}
             columns = pad_features(values, inputs["input_ids"].shape[1], device)
-        return Batch(inputs, columns, encodings)
+        return TextBatch(inputs, columns, encodings)
 
     def wrapped_tokenizer(self) -> Any:
         """The tokenizer as an object of transformers, with the names of its special tokens."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from guidance.objectives.masked_lm import IGNORED
-from guidance.objectives.next_sentence import FOREIGN, NEXT, Documents, Pair, next_sentence_loss
+from guidance.objectives.next_sentence import FOREIGN, NEXT, CutDocuments, Pair, next_sentence_loss
 
 STOP = 1
 
@@ -20,7 +20,7 @@ def documents(
     room: int,
     missing: Sequence[tuple[int, int]] = (),
     corpora: Sequence[int] = (),
-) -> Documents:
+) -> CutDocuments:
     """Documents of sentences with so many tokens; each sentence ends with `STOP`, and all other ids are different.
 
     Args:
@@ -40,16 +40,16 @@ def documents(
     ends = np.cumsum(corpora, dtype=int)
     parts = [sum(map(sum, sizes[end - number : end])) for number, end in zip(corpora, ends, strict=True)]
     columns = np.array(ids, np.uint32), np.array(document, np.int16), np.array(sentence, np.int16)
-    return Documents.of(*columns, room, parts)
+    return CutDocuments.of(*columns, room, parts)
 
 
-def many(seed: int = 0, number: int = 60, room: int = 40) -> Documents:
+def many(seed: int = 0, number: int = 60, room: int = 40) -> CutDocuments:
     """Documents of very different lengths."""
     random = np.random.default_rng(seed)
     return documents([random.integers(2, 16, random.integers(1, 60)).tolist() for _ in range(number)], room)
 
 
-def pairs(given: Documents, epochs: int = 1, seed: int = 0) -> list[tuple[int, Pair]]:
+def pairs(given: CutDocuments, epochs: int = 1, seed: int = 0) -> list[tuple[int, Pair]]:
     examples = np.flatnonzero(given.has_pair).tolist()
     return [(i, given.pair(i, seed=seed, epoch=epoch)) for epoch in range(epochs) for i in examples]
 

@@ -23,7 +23,7 @@ from pipelines.text.corpus_files import whole_documents
 from pipelines.training.batches import Examples, read_column
 from pipelines.training.learner import Setup
 from pipelines.training.learners.causal_lm import CausalLM, check_is_causal
-from pipelines.training.learners.word_scores import Columns, exp_of, passes, words_of_rows, write_scores
+from pipelines.training.learners.word_scores import PredictionColumns, exp_of, passes, words_of_rows, write_scores
 from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import read_tokenizer
 from pipelines.training.plan_inputs import features
@@ -56,7 +56,7 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     rows, nothing = (Examples.read(data, split, len(tokenizer), **known) for split in (config.split, ""))
     check_lengths(model.config, {config.split: rows}, data.reference)
     setup = Setup(_Settings(config.limit), handle.plan, data, tokenizer, nothing, rows, handles={"": handle})
-    learner, columns = CausalLM(setup, model), Columns(*OF_NEXT_WORDS)
+    learner, columns = CausalLM(setup, model), PredictionColumns(*OF_NEXT_WORDS)
     text = run.inputs.get("corpus")
     bytes_of = np.zeros(len(rows), np.int64) if text is None else bytes_of_sequences(data, text, config.split)
     for numbers, batch, inputs, output in passes(run, learner):

@@ -28,7 +28,7 @@ from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.learners.next_sentence import NextSentence, read_documents
 from pipelines.training.learners.replaced_token import ReplacedToken
 from pipelines.training.learners.word_scores import (
-    Columns,
+    PredictionColumns,
     exp_of,
     nll_of,
     passes,
@@ -68,7 +68,7 @@ def evaluate_words(run: Run, folder: Path, model: Any, handle: Handle) -> None:
         NumericalError: the loss is not finite.
     """
     setup = _setup(run, folder, model, handle)
-    learner, columns = MaskedLM(setup, model), Columns(*OF_WORDS)
+    learner, columns = MaskedLM(setup, model), PredictionColumns(*OF_WORDS)
     for numbers, batch, inputs, output in passes(run, learner):
         columns.add(sequence=numbers, **words_of_rows(output.logits, inputs, batch.length, len(numbers)))
     _finish(run, "masked-lm", columns, {}, {}, pseudo=(setup, model, handle))
@@ -81,7 +81,7 @@ def evaluate_pairs(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     paired = Setup(**{**vars(setup), "valid": documents})
     check_lengths(model.config, {run.config.split: documents}, setup.sequences.reference)
     learner = NextSentence(paired, model, [])
-    columns = Columns(*OF_PAIRS)
+    columns = PredictionColumns(*OF_PAIRS)
     loss = right = 0.0
     for numbers, batch, inputs, output in passes(run, learner):
         logits_B2, labels_B = output.seq_relationship_logits.float(), inputs.relations_B  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -
         )
     learner, columns = (
         ReplacedToken(setup, model, network),
-        Columns(*OF_TOKENS),
+        PredictionColumns(*OF_TOKENS),
     )
     filling = np.zeros(4)
     for numbers, batch, inputs, output in passes(run, learner, filling):
@@ -205,7 +205,7 @@ def _masking(run: Run) -> str:
 def _finish(
     run: Run,
     task: str,
-    columns: Columns,
+    columns: PredictionColumns,
     more: Mapping[str, float | None],
     signatures: Mapping[str, str],
     *,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from guidance.errors import InputError
 from guidance.objectives.masked_lm import IGNORED
-from guidance.objectives.next_sentence import SPECIAL, Documents, next_sentence_loss
+from guidance.objectives.next_sentence import SPECIAL, CutDocuments, next_sentence_loss
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
@@ -47,7 +47,9 @@ def prepare(setup: Setup, objective: type[Objective]) -> NextSentence:
     return NextSentence(dataclasses.replace(setup, **splits), model, sizes)
 
 
-def read_documents(corpora: Sequence[Artifact], split: str, tokenizer: Any, length: int) -> tuple[Documents, list[int]]:
+def read_documents(
+    corpora: Sequence[Artifact], split: str, tokenizer: Any, length: int
+) -> tuple[CutDocuments, list[int]]:
     """The text of a split, unpacked from its sequences, without special tokens; and how many examples each artifact gives.
 
     Args:
@@ -70,7 +72,7 @@ def read_documents(corpora: Sequence[Artifact], split: str, tokenizer: Any, leng
     ids, documents, sentences = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     most = length - SPECIAL
     sizes = [len(part) for part, _, _ in parts]
-    text = Documents.of(ids, documents, sentences, most, sizes)
+    text = CutDocuments.of(ids, documents, sentences, most, sizes)
     if alone := len(text) - int(text.has_pair.sum()):
         log.info(
             "%s: %s of %s examples have no second text: they are a single sentence, or no other document has so long a text",
@@ -134,7 +136,7 @@ class PairInputs(Inputs):
 
 class NextSentence(MaskedLM):
     """Masked language modelling and next-sentence prediction; see `pipelines.training.learners.guided.Learner`.  The splits are
-    `Documents`."""
+    `CutDocuments`."""
 
     TASKS: ClassVar[tuple[str, ...]] = ("mlm", "nsp", "accuracy/nsp")
 

@@ -93,7 +93,7 @@ def nll_of(logits: Tensor, labels_N: Tensor) -> np.ndarray:
     return torch.nn.functional.cross_entropy(logits, labels_N, reduction="none").double().cpu().numpy()
 
 
-class Columns:
+class PredictionColumns:
     """The columns of predictions, filled batch by batch."""
 
     def __init__(self, *names: str) -> None:
@@ -130,7 +130,7 @@ def exp_of(loss: float) -> float | None:
 def write_scores(
     run: Run,
     task: str,
-    columns: Columns,
+    columns: PredictionColumns,
     metrics: Mapping[str, float | None],
     signatures: Mapping[str, str],
     counts: Mapping[str, int],

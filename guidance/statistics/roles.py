@@ -13,31 +13,25 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from guidance.patterns.features import RELATIONS, UPOS, relation_id
+from guidance.patterns.features import FEATURES, RELATIONS, UPOS, relation_id
 from guidance.statistics.idf import counted_words
 from guidance.statistics.words import is_candidate
 
 Ints = NDArray[np.int64]
 
 
-class ColumnType(NamedTuple):
-    """A row of `COLUMNS`: the value of tokens to which it does not apply, such as special tokens, and the type of values."""
-
-    fill: int | bool
-    dtype: type[np.generic]
-
-
-COLUMNS: Mapping[str, ColumnType] = {
-    "word": ColumnType(-1, np.int32),
-    "segment": ColumnType(-1, np.int32),
-    "idf": ColumnType(0, np.float32),
-    "head": ColumnType(-1, np.int32),
-    "relation": ColumnType(-1, np.int8),
-    "pos": ColumnType(-1, np.int8),
-    "negation": ColumnType(False, np.bool_),
-    "stop_word": ColumnType(False, np.bool_),
+COLUMNS: Mapping[str, type[np.generic]] = {
+    "word": np.int32,
+    "segment": np.int32,
+    "idf": np.float32,
+    "head": np.int32,
+    "relation": np.int8,
+    "pos": np.int8,
+    "negation": np.bool_,
+    "stop_word": np.bool_,
 }
-"""The role columns by name.  `guidance.patterns.features.FEATURES` says what the values mean."""
+"""The role columns by name, with the types in which they are stored.  `FEATURES` says what their values mean, and which value
+tokens have to which a column does not apply."""
 
 NEGATIONS = ("not", "n't", "never")
 """Lemmas (or forms without a lemma) of negating adverbs, whose relation is ``neg`` in spaCy's English models, but
@@ -114,7 +108,7 @@ def role_columns(pieces: Pieces, words: Words) -> Roles:
     word_of_key = keys - key_sequence * size
 
     def spread(name: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        column = np.full(len(word), *COLUMNS[name])
+        column = np.full(len(word), FEATURES[name].fill, COLUMNS[name])
         column[has_word] = values[numbers]
         return column
 
@@ -123,7 +117,7 @@ def role_columns(pieces: Pieces, words: Words) -> Roles:
     np.maximum.at(last, numbers, np.flatnonzero(has_word))
     # a bare word-start mark (▁) follows the end of the sentence before, but belongs to its word's sentence
     segment[has_word] = segment[last[numbers]]
-    columns = {"word": spread("word", number), "segment": segment.astype(COLUMNS["segment"].dtype)}
+    columns = {"word": spread("word", number), "segment": segment.astype(COLUMNS["segment"])}
     owner, silent = _owners(pieces, words, word, sequence)
     counts = {"words": len(keys), "lone_tokens": int((is_text & ~has_word).sum()), "silent_words": silent}
     if words.head is not None:

@@ -142,7 +142,7 @@ def _words(
         features["pos"] = parts_of_speech([word.pos for word in every])
     if idf is not None:
         rarity = idf if isinstance(idf, Rarity) else Rarity(idf.items())
-        features["idf"] = np.array([rarity[form] for form in forms], COLUMNS["idf"].dtype)
+        features["idf"] = np.array([rarity[form] for form in forms], COLUMNS["idf"])
     if stop_words is not None:
         features["stop_word"] = np.array([form in stop_words for form in forms], bool)
     return Words(documents, starts, ends, np.array(heads, np.int64) if has_trees else None, features)

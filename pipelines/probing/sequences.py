@@ -15,13 +15,12 @@ from transformers import BatchEncoding
 import guidance
 from guidance.checkpoint import find_plan
 from guidance.errors import InputError
-from guidance.patterns.features import Tokens, Vocabulary
+from guidance.patterns.features import FEATURES, Tokens, Vocabulary
 from guidance.patterns.pattern import Pattern
 from guidance.plan import Plan
 from guidance.probes.relevance import Relevance, highest_entropy, keys_of, uniform
 from guidance.probes.summary import summarise
 from guidance.sites import Site
-from guidance.statistics.roles import COLUMNS
 from pipelines.engine.stage import Run
 from pipelines.probing.probe import SequencesConfig
 from pipelines.text.encoding import replace_special
@@ -154,7 +153,7 @@ class WatchedSequences:
         found = TextWords().features(BatchEncoding(encoding=[encoding]), text)
         columns = {}
         for name in found.keys() & self.rows.columns:
-            values, fill = found[name][0].numpy(), COLUMNS[name].fill
+            values, fill = found[name][0].numpy(), FEATURES[name].fill
             # a special token belongs to the sentence beside it
             first, last = (values[0], values[-1]) if name == "segment" else (fill, fill)
             columns[name] = pad([np.concatenate([[first], values, [last]])], fill, len(row), self.device)

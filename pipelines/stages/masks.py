@@ -109,7 +109,7 @@ def mask_schema(columns: Sequence[str]) -> Any:
     from guidance.patterns.features import CODES, FEATURES
     from guidance.statistics.roles import COLUMNS
 
-    known = {name: (f"[{np.dtype(kind.dtype).name}]", FEATURES[name].summary) for name, kind in COLUMNS.items()}
+    known = {name: (f"[{np.dtype(kind).name}]", FEATURES[name].summary) for name, kind in COLUMNS.items()}
     codes = {name: {CODES_KEY: json.dumps(own)} for name, own in CODES.items()}
     schema = schema_of({name: about for name, about in known.items() if name in columns})
     return pa.schema([field.with_metadata({**field.metadata, **codes.get(field.name, {})}) for field in schema])

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from guidance.errors import NumericalError
+from guidance.patterns.features import FEATURES
 from guidance.statistics.roles import COLUMNS, Pieces, Rarity, Roles, Words, parts_of_speech, relations, role_columns
 from guidance.statistics.words import word_spans
 from pipelines.engine.shards import footer, open_checked, remembered
@@ -141,8 +142,8 @@ class RoleTables:
             numbers, negation = relations([label for part in parts for label in part["relation"]], lemmas)
             tags = parts_of_speech([tag for part in parts for tag in part["upos"]])
             for name, values in (("relation", numbers), ("pos", tags), ("negation", negation)):
-                fill, kind = COLUMNS[name]
-                features[name] = np.concatenate([values, np.full(count, fill, kind)])[order]
+                rest = np.full(count, FEATURES[name].fill, COLUMNS[name])
+                features[name] = np.concatenate([values, rest])[order]
         if self._stop_words is not None:
             stops = self._stop_words
             features["stop_word"] = np.fromiter((form in stops for form in forms), bool, len(forms))[order]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from guidance.patterns.features import FEATURES
 from guidance.statistics.roles import COLUMNS, Pieces, segment_numbers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
@@ -91,7 +92,7 @@ class Examples:
                 assert feature == "segment"
                 columns[feature] = _segments(artifact, name, bounds)
                 continue
-            values, sizes = read_column(masks, name, feature, pa.from_numpy_dtype(COLUMNS[feature].dtype), compact)
+            values, sizes = read_column(masks, name, feature, pa.from_numpy_dtype(COLUMNS[feature]), compact)
             check_sizes(sizes, lengths, masks.path / name, feature)
             columns[feature] = values
         if not own:
@@ -253,9 +254,9 @@ def ids_and_mask(rows: list[np.ndarray], pad_id: int, device: Any = None) -> dic
 
 
 def pad_features(columns: Mapping[str, list[np.ndarray]], length: int, device: Any = None) -> dict[str, Tensor]:
-    """Token features as tensors (B, T) by name, padded as `COLUMNS` says; other columns are left out."""
+    """Token features as tensors (B, T) by name, padded as `FEATURES` says; other columns are left out."""
     known = {name: rows for name, rows in columns.items() if name in COLUMNS and rows}
-    return {name: pad(rows, COLUMNS[name].fill, length, device) for name, rows in known.items()}
+    return {name: pad(rows, FEATURES[name].fill, length, device) for name, rows in known.items()}
 
 
 def shares(items: list[Any], parts: int) -> list[list[Any]]:

@@ -184,7 +184,7 @@ class Opened(contextlib.ExitStack):
             if {len(values) for values in role.values()} != {len(row["id"])}:
                 raise ArtifactDamaged(f"{self.masks.path}: masks and sequences have different lengths")
             valid[n, : len(row["id"])] = True
-        columns = {name: [np.array(role[name], COLUMNS[name].dtype) for role in roles] for name in roles[0]}
+        columns = {name: [np.array(role[name], COLUMNS[name]) for role in roles] for name in roles[0]}
         return Tokens(ids, valid, {**self._vocabulary.columns(ids), **pad_features(columns, length)})
 
     def _letters(self, row: dict[str, Any]) -> list[str | None]:

@@ -232,7 +232,7 @@ def test_role_columns_match_plain_loops(case: tuple[Pieces, Words]) -> None:
     found, expected = role_columns(pieces, words), plain_join(pieces, words)
     for name, values in expected.items():
         assert found.columns[name].tolist() == values, name
-        assert found.columns[name].dtype == COLUMNS[name].dtype
+        assert found.columns[name].dtype == COLUMNS[name]
 
 
 @settings(max_examples=100, deadline=None)

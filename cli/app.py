@@ -61,9 +61,8 @@ class Page(TyperCommand):
                 options = (option for param in self.params for option in param.opts if option.startswith("--"))
                 arguments = [param.name for param in self.params if param.param_type_name == "argument"]
                 if is_argument(error.option_name, arguments):
-                    near = (
-                        f"; it is an argument: {' '.join([ctx.command_path, *(f'{{{name}}}' for name in arguments)])}"
-                    )
+                    usage = " ".join([ctx.command_path, *(f"{{{name}}}" for name in arguments)])
+                    near = f"; it is an argument: {usage}"
                 else:
                     meant = intended(error.option_name, options)
                     near = f"; did you mean {meant}?" if meant else ""

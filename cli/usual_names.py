@@ -63,10 +63,12 @@ USUAL: dict[str, str] = {
 
 
 _DATA = frozenset({"corpus", "data", "dataset", "file", "files", "input", "sequences", "train-file"})
+"""Names for the data that a command reads."""
 
 
 def is_argument(typed: str, arguments: Iterable[str]) -> bool:
-    """Whether an option that a command lacks was meant as one of its arguments: ``--tokenizer``, or ``--dataset`` for ``data``."""
+    """Whether an unknown option was probably meant as an argument of the command: it has its name, or both mean the data, as
+    ``--dataset`` and ``data`` do."""
     name = typed[2:].replace("_", "-")
     return any(name == known.replace("_", "-") or {name, known} <= _DATA for known in arguments)
 

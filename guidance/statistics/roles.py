@@ -30,8 +30,8 @@ COLUMNS: Mapping[str, type[np.generic]] = {
     "negation": np.bool_,
     "stop_word": np.bool_,
 }
-"""The role columns by name, with the types in which they are stored.  `FEATURES` says what their values mean, and which value
-tokens have to which a column does not apply."""
+"""The role columns by name, with the types in which they are stored.  `FEATURES` says what the values mean, and gives the value
+(`fill`) of tokens without a word."""
 
 NEGATIONS = ("not", "n't", "never")
 """Lemmas (or forms without a lemma) of negating adverbs, whose relation is ``neg`` in spaCy's English models, but

@@ -145,7 +145,8 @@ def _check(config: Config, references: Mapping[str, Any]) -> None:
 
 
 def _check_no_fractions(references: Mapping[str, Any]) -> None:
-    """Raise InputError if a fraction is given where files are expected, as `guide build-corpus` takes it."""
+    """Raise InputError if a fraction is given for ``--valid`` or ``--test``, which are fractions in `guide build-corpus`, but files
+    here."""
     for split in ("valid", "test"):
         for name in references.get(split) or ():
             if re.fullmatch(r"\d*\.\d+", name) and not Path(name).exists():

@@ -79,7 +79,7 @@ def compare_runs(
 
     Evaluations of the same examples are compared example by example: accuracies by McNemar's test, BLEU and chrF by
     approximate randomisation, other metrics by a paired bootstrap.  Searches over the same seeds or folds are compared by a
-    paired t-test, which is corrected for folds; those along pre-training also by when they have the last score of the
+    paired t-test, which is corrected for folds; those along pre-training also by when they reach the last score of the
     baseline.  With one search alone, the settings that it tested are compared with the first of them.
     The last column has p-values corrected for the number of comparisons (Holm).
     """

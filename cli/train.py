@@ -65,8 +65,8 @@ def search_command(
 ) -> Result | None:
     """Train with every combination of some settings, over several seeds or folds, and test the best one.
 
-    A dataset is fine-tuned on, and all options of `guide finetune` apply to every run; sequences of running text are pre-trained
-    on, with the options and the defaults of `guide pretrain`.  In each fold the combination with the best mean validation over its
+    Given a dataset it fine-tunes, with the options of `guide finetune`; given sequences of running text it pre-trains, with the
+    options and the defaults of `guide pretrain`.  In each fold the combination with the best mean validation over its
     seeds is chosen, and only its models are measured on the test split: the means and standard deviations that are printed.
     Without --folds the splits of the data are used.
 

@@ -269,7 +269,9 @@ class BatchGuidance:
         return states[some_B, first_B]
 
     def penalty(self) -> Tensor:
-        """What the adversary pays for the units that it leaves on: summed over layers, averaged over the examples.
+        """The adversary's penalty: its weight times the number of units left on, summed over layers, averaged over the examples.
+
+        Its gradient is reversed, so hiding a unit costs the adversary that weight, and the model gets no gradient from it.
 
         Raises:
             GuidanceHadNoEffect: the second pass has not been made.

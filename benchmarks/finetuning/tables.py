@@ -19,7 +19,7 @@ def masks(proportion: float) -> Plan:
 
 
 def asa(tau: float) -> Plan:
-    """Paper D's plan for fine-tuning, with another price of units that are left on."""
+    """Paper D's plan for fine-tuning, with another cost of hiding a unit."""
     return Plan((Guide(mechanism="adversary", options={"tau": tau}),))
 
 

@@ -30,9 +30,10 @@ class Adversary(AttackMechanism):
     """The learned attack.
 
     Attributes:
-        tau: the price of units that are left on; lower values attack harder.  The paper fine-tunes with 0.3 and pre-trains
-            with 0.1.
-        penalty_weight: the weight of the penalty; by default the square of tau, as in the published code.
+        tau: the root of what hiding a unit costs the adversary; lower values attack harder.  The paper fine-tunes with 0.3 and
+            pre-trains with 0.1.
+        penalty_weight: the weight of the penalty, which counts units that are left on and whose gradient is reversed: what hiding one
+            costs.  By default the square of tau, as in the published code.
         noise: ``gumbel`` adds the noise at the threshold that the paper describes and the code cancels.
         per_head: each head has its own mask, instead of one for all.
         normalise: the penalty is the share of units left on, instead of their number.  Units of padding count in neither;

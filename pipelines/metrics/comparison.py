@@ -1,4 +1,4 @@
-"""The metrics of two systems side by side, from what each says of single examples: is the difference more than chance?
+"""The metrics of two systems side by side, from what each says of single examples: is the difference significant?
 
 Shares of right answers are compared by McNemar's exact test.  Other metrics are functions of sums over examples, so examples
 are drawn anew (paired bootstrap) without computing the metric from scratch.  On different sets of examples, those of each are

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 PLAN, TASKS = "plan.toml", "tasks.parquet"
 
 UNITS: Mapping[str, str] = {
-    "score": "share of the other heads that are ranked lower, in the file where the head is ranked lowest",
+    "score": "share of other heads that rank below it, in the file in which the head ranks worst",
     "right": "share of prompts answered right while the head alone is steered, mean over files",
     "log_probability": "mean log-probability of the expected answers meanwhile, in nats, mean over files",
 }
@@ -244,7 +244,7 @@ STAGE = probe(
     help="""Find the heads of a causal language model that are worth steering to what is marked in a prompt (PASTA).
 
     Each head is steered alone while the model answers the prompts of some files.  For each file the heads are ranked by the share of
-    right answers, then by the log-probability of the expected ones.  Chosen are the heads that are among the best --top in every file.
+    right answers, then by the log-probability of the expected ones.  The heads that are among the best --top in every file are chosen.
     An answer is right if greedy search would write it, token by token.  For comparison, no head is steered, all heads are, and those
     that one half of the prompts chose, on the other half.  The file plan.toml of the result steers the chosen heads.
     """,

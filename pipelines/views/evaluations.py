@@ -1,4 +1,4 @@
-"""Compares what models say of the same examples, or one model of two sets of examples: is a difference more than chance?
+"""Compares what models say of the same examples, or one model of two sets of examples: is the difference significant?
 
 The objective or task whose models are measured so says how; see `pipelines.training.objective.Objective.compare`.  The
 p-values of all comparisons are corrected together by Holm's method.

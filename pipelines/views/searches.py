@@ -1,4 +1,4 @@
-"""Compares searches over the same seeds or folds: is the difference of their test metrics more than chance?
+"""Compares searches over the same seeds or folds: is the difference of their test metrics significant?
 
 Runs of the same fold and seed are paired.  Seeds are compared by Student's paired t-test.  The folds of a cross-validation share
 training examples, so their t-test is corrected (Nadeau & Bengio 2003), each fold counting with the mean over its seeds.  The
@@ -53,7 +53,7 @@ class Reached:
 
 
 def equal_scores(searches: Sequence[Artifact], labels: Sequence[str]) -> list[Reached]:
-    """For each metric, after how many steps and seconds other searches have the last score of the first (paper C, figure 3).
+    """For each metric, after how many steps and seconds other searches reach the last score of the first (paper C, figure 3).
 
     Empty for searches that are not along pre-training.
     """

@@ -47,7 +47,7 @@ def tables_of_tests(tests: Sequence[Tested], label: Mapping[str, str] = MappingP
 
 
 def reached_tables(reached: Sequence[Reached], label: Mapping[str, str] = MappingProxyType({})) -> list[Table]:
-    """When searches along pre-training have the last score of the baseline, as a table; none if ``reached`` is empty.  For
+    """When searches along pre-training reach the last score of the baseline, as a table; none if ``reached`` is empty.  For
     ``label`` see `tables_of_tests`."""
     titles = ["metric", "baseline", "other", "last score", "steps to it", "of", "seconds to it", "of"]
     rows = []

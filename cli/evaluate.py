@@ -14,10 +14,8 @@ from cli.options import Session, announce, stage_command
 from cli.tables import folded
 from guidance.errors import GateFailed, InputError, did_you_mean
 from pipelines.engine.stage import Result
+from pipelines.metrics import lower_is_better
 from pipelines.stages import evaluate
-
-LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "nll", "mse", "error", "pk", "windowdiff", "window_diff")
-"""The last words of metrics that are better when they are lower."""
 
 
 @stage_command(
@@ -97,23 +95,24 @@ def parse_gates(given: Sequence[str] | None, flag: str) -> list[tuple[str, str, 
     or its metric is better when it is lower and the flag is not for that."""
     gates = []
     for text in given or ():
-        name, _, value = text.lower().partition("=")
+        name, _, value = text.partition("=")
         try:
             limit = float(value)
         except ValueError:
             limit = math.nan
         if not name or not math.isfinite(limit):
             raise InputError(f"{flag} {text!r}: not NAME=VALUE", hint=f"for example: {flag} accuracy=0.6")
-        if flag == "--fail-under" and name.endswith(LOWER_IS_BETTER):
+        if flag == "--fail-under" and lower_is_better(name):
             raise InputError(f"{flag} {text}: {name} is better when it is lower", hint=f"--fail-over {text}")
         gates.append((flag, name, limit))
     return gates
 
 
 def failures(gates: Sequence[tuple[str, str, float]], metrics: Mapping[str, float | None]) -> Iterator[str]:
-    """What to say of each limit that was not met.  Raises InputError if there is no such metric."""
-    for flag, name, limit in gates:
-        if name not in metrics:
+    """What to say of each limit that was not met; letters may be small or capital.  Raises InputError if there is no such metric."""
+    by_name = {name.lower(): name for name in metrics}
+    for flag, given, limit in gates:
+        if (name := by_name.get(given.lower(), given)) not in metrics:
             raise InputError(
                 f"{flag} {name}: this evaluation has no such metric{did_you_mean(name, metrics)}",
                 hint=f"known: {', '.join(metrics)}",

@@ -129,10 +129,15 @@ def fill_command(
     folder = find_folder(model, session.store)
     words = text_words(model, folder, config.parser, config.device, session.store)
     filler = Filler(folder, config.device, words=words)
+    tell_once = cache(session.tell)
     texts = [text] if text != "-" else read_lines(sys.stdin.buffer, _invite(session, text))
     for number, line in enumerate(texts, 1):
         try:
-            masks = filler.fill(line, config.top)
+            if text == "-" and not line.strip():
+                tell_once("an empty line has an empty answer")
+                masks = []
+            else:
+                masks = filler.fill(line, config.top)
         except InputError as error:
             if text == "-":
                 error.message = f"stdin, line {number}: {error.message}"

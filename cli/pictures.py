@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import shutil
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cli.output import escape
+from cli.tables import cells, padded
 
 LONGEST_ROW_LABEL = 16
 LONGEST_COLUMN_LABEL = 12
@@ -56,20 +56,20 @@ def matrix_lines(
         depth = max(map(len, shown_columns[block]))
         for level in range(depth):
             tops = ([""] * (depth - len(column)) + column for column in shown_columns[block])
-            lines.append((" " * margin + "".join(_pad(column[level], cell) for column in tops)).rstrip())
+            lines.append((" " * margin + "".join(padded(column[level], cell) for column in tops)).rstrip())
         for label, row in zip(shown_rows, values, strict=True):
             drawn = "".join(shade(value, cell, ascii=ascii) for value in row[block])
-            lines.append((_pad(label, margin) + drawn).rstrip())
+            lines.append((padded(label, margin) + drawn).rstrip())
     return lines
 
 
 def shade(value: float, cell: int = 1, *, ascii: bool = False) -> str:
     """A number as a cell; only 0 looks empty, and only 1 or more looks full."""
     if value <= 0:
-        return _pad("." if ascii else "·", cell)
+        return padded("." if ascii else "·", cell)
     shades = ASCII_SHADES if ascii else SHADES
     index = len(shades) - 1 if value >= 1 else int(value * (len(shades) - 1))
-    return _pad(shades[index], cell) if ascii else shades[index] * cell
+    return padded(shades[index], cell) if ascii else shades[index] * cell
 
 
 def legend(*, weighted: bool, ascii: bool = False) -> str:
@@ -83,22 +83,11 @@ def legend(*, weighted: bool, ascii: bool = False) -> str:
     return f"weights: · nothing   {'   '.join(steps)}   {SHADES[-1] * 2} 1 and more"
 
 
-def cells(text: str) -> int:
-    """The width of a text in terminal cells."""
-    return sum(_cells_of(character) for character in text)
-
-
-def _cells_of(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
 def _clusters(text: str) -> Iterator[str]:
     """Characters, each with its combining marks."""
     cluster = ""
     for character in text:
-        if cluster and _cells_of(character):
+        if cluster and cells(character):
             yield cluster
             cluster = ""
         cluster += character
@@ -119,7 +108,3 @@ def _cut(text: str, most: int, ascii: bool) -> str:
             break
         kept += cluster
     return kept + mark
-
-
-def _pad(text: str, width: int) -> str:
-    return text + " " * (width - cells(text))

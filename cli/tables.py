@@ -26,7 +26,7 @@ def folded(
 ) -> list[str]:
     """The lines of a table, with two spaces between columns; the widest columns are narrowed to fit ``width``."""
     lines = [[escape(cell) for cell in row] for row in (titles, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(cells, column)) for column in zip(*lines, strict=True)]
     narrow = [column for column, title in enumerate(titles) if title not in whole]
     while width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
         widest = max(narrow, key=lambda column: widths[column], default=None)
@@ -35,10 +35,33 @@ def folded(
         widths[widest] -= 1
     shown = []
     for line in lines:
-        cells = [(cell and textwrap.wrap(cell, wide)) or [""] for cell, wide in zip(line, widths, strict=True)]
-        for parts in itertools.zip_longest(*cells, fillvalue=""):
-            shown.append("  ".join(map(str.ljust, parts, widths)).rstrip())
+        wrapped = [_wrapped(cell, wide) for cell, wide in zip(line, widths, strict=True)]
+        for parts in itertools.zip_longest(*wrapped, fillvalue=""):
+            shown.append("  ".join(map(padded, parts, widths)).rstrip())
     return shown
+
+
+def cells(text: str) -> int:
+    """The width of a text on a terminal, where letters of Chinese or Japanese take two cells and combining marks none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def padded(text: str, width: int) -> str:
+    """A text with spaces behind it, as wide as ``width`` cells."""
+    return text + " " * (width - cells(text))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = textwrap.wrap(text, width) or [""]
+    if not text.isascii():
+        from rich.cells import chop_cells
+
+        lines = [part for line in lines for part in chop_cells(line, width) or [""]]
+    return lines
 
 
 def nested(key: str, value: Any) -> Iterator[str]:

@@ -52,7 +52,12 @@ class FeatureCollator:
         axes = 2 if feature.of_pairs else 1
         padded = torch.full((len(examples), *[length] * axes), feature.fill, dtype=feature.dtype)
         for number, example in enumerate(examples):
-            size = next(len(example[key]) for key in keys if key in example)
+            size = next((len(example[key]) for key in keys if key in example), None)
+            if size is None:
+                raise InputError(
+                    f"{name} belongs to {' or '.join(keys)}, and example {number} has none",
+                    hint="tokenise the examples before they are collated",
+                )
             values = _values(name, feature, example.get(name), size, number)
             if size > length:
                 raise InputError(f"example {number} has {size} tokens, and its batch {length}: {name} cannot follow")

@@ -20,7 +20,7 @@ from guidance.patterns.features import FEATURES, is_feature
 from guidance.prefix import cache_of
 
 _PROMPT: ContextVar[tuple[GuidedModel | None, Mapping[str, Tensor]]] = ContextVar("guide_prompt", default=(None, {}))
-"""The plan of the model that is generating, and the features of its prompt."""
+"""The handle of the model that is generating, and the features of its prompt."""
 
 
 def generate(model: Any, *args: Any, guidance: Any = None, **kwargs: Any) -> Any:

@@ -309,13 +309,13 @@ class GuidedModel:
 
 
 def installed_in(model: nn.Module) -> list[GuidedModel]:
-    """The plans that are installed in a model, in the order of their installation."""
+    """The handles of the plans that are installed in a model, in the order of their installation."""
     handles: list[GuidedModel] = model.__dict__.get("guide_handles", [])
     return handles
 
 
 def leading(model: nn.Module) -> GuidedModel | None:
-    """The plan that shapes a model's outputs; of several that do not, the last one installed."""
+    """The handle of the plan that shapes a model's outputs; of several plans that do not, that of the last one installed."""
     handles = installed_in(model)
     return next((handle for handle in handles if handle.shaping), handles[-1] if handles else None)
 

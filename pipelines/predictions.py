@@ -28,6 +28,7 @@ from pipelines.text.line_layout import check_not_columns
 from pipelines.text.readers import TextFile, format_of, known_extension
 from pipelines.text.sources import STDIN, expand
 from pipelines.text.structured import ONE_SECTION
+from pipelines.text.task_examples import EMPTY_CHOICE
 from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import check_needs, model_input, read_tables, trained_tables
 from pipelines.training.task import Task
@@ -121,6 +122,13 @@ def predict(
         sources, config = _spool(stdin, files, config, scratch)
         with warnings_only(without=_OF_LABELS):
             made = stack.enter_context(own.load(_dataset(task, sources, config, own, progress)))
+            for warning in made.manifest["warnings"]:
+                if warning.startswith(EMPTY_CHOICE):
+                    place = warning.removeprefix(f"{EMPTY_CHOICE}: ").rpartition("first ")[2]
+                    raise InputError(
+                        f"{place}: a choice is empty, and predictions number the choices",
+                        hint="give it a text, or leave it out",
+                    )
             if task.shape == "examples":
                 _check_pairs(made, missing.trained_pairs(model, store))
             tokens = stack.enter_context(missing.build_sequences(made, str(folder), length, own, progress))

@@ -19,12 +19,12 @@ from pipelines.progress import log
 from pipelines.stages import corpus, floors, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.text.sources import BUILTIN
 from pipelines.training.models import read_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
 
-BUILTIN = "builtin:python-docs"
 PLAN = "preset:neighbours-fixed"
 VALID_SEQUENCES = 256
 SHOWN_TOKENS = 16

@@ -25,7 +25,7 @@ Head = tuple[int, int]
 """Layer and head of the model's own self-attention."""
 
 Into = Literal["each-layer", "found", "least-important"]
-Mechanism = Literal["auto", "mask", "fix", "bias", "attention_loss"]
+MechanismChoice = Literal["auto", "mask", "fix", "bias", "attention_loss"]
 
 SINKS = ("first", "sink", "delimiter", "separator", "self")
 """Patterns where heads rest that do nothing else (Clark et al. 2019, section 3.2); no plan is proposed for them."""
@@ -139,7 +139,7 @@ def plan_for(
     patterns: Sequence[tuple[Any, Sequence[Head]]],
     *,
     into: Into = "each-layer",
-    mechanism: Mechanism = "auto",
+    mechanism: MechanismChoice = "auto",
     pal: bool = False,
 ) -> Plan:
     """A plan that injects patterns.

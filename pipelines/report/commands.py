@@ -13,6 +13,7 @@ from pipelines.report.blocks import Listing, Prose, Section
 from pipelines.report.given import Runs
 from pipelines.stages import find
 from pipelines.storage.manifest import ID_LENGTH, digest
+from pipelines.text.sources import BUILTIN
 from pipelines.training.plan_inputs import model_folders
 
 BY_HAND = {"evaluate": "pipelines.stages.evaluate:STAGE", "search": "pipelines.stages.search:STAGE"}
@@ -96,7 +97,7 @@ class Script:
 
     def _input(self, role: str, source: Mapping[str, Any]) -> Sequence[str]:
         if role == "builtin":
-            return ["builtin:python-docs"]
+            return [BUILTIN]
         if source.get("recipe") in self._variables:
             return [f'"${self._variables[source["recipe"]]}"']
         if "recipe" in source:

@@ -15,7 +15,7 @@ from pipelines.report.given import Given, Runs
 from pipelines.storage.manifest import digest
 from pipelines.views import comparison
 from pipelines.views.comparison import Comparison, Row
-from pipelines.views.comparison_tables import tables
+from pipelines.views.comparison_tables import tables, unit_of
 from pipelines.views.curves import Curve, read_curve
 from pipelines.views.evaluations import Tested, corrected
 from pipelines.views.learning_curves import run_curves
@@ -127,7 +127,7 @@ def _curves(name: str, compared: Comparison) -> Picture:
     )
     several = any(len(row.group.curves) > 1 for row in compared.rows)
     caption = (
-        f"Training loss ({compared.loss}, nats, guides left out) over {compared.steps:,} steps{', smoothed' * (compared.window > 1)}"
+        f"Training loss ({compared.loss}, {unit_of(compared.loss)}, guides left out) over {compared.steps:,} steps{', smoothed' * (compared.window > 1)}"
         f"{', means over seeds with their standard deviation' * several}; markers: validation loss{floors}."
     )
     says = f"Learning curves: {rows}."

@@ -30,7 +30,7 @@ from pipelines.text.conllu import conllu_documents
 from pipelines.text.corpus_files import read_blocks
 from pipelines.text.line_layout import SAMPLE, beginning, check_not_columns, has_sentence_lines
 from pipelines.text.pieces import Bundle, Piece, bundles, can_cut, cut_file, cut_parquet
-from pipelines.text.readers import MIXED_LINE_ENDS, check_encoding, decode, format_of, open_lines, open_text
+from pipelines.text.readers import MIXED_LINE_ENDS, check_encoding, decode, format_of, is_gzip, open_lines, open_text
 from pipelines.text.records import (
     Fields,
     arrow_rows,
@@ -195,7 +195,7 @@ def _parts(piece: Piece, config: Config, notes: Notes) -> Sequence[Piece]:
         return [piece]
     if piece.kind == "parquet":
         return cut_parquet(piece, config.shard_size)
-    if piece.kind not in ("text", "jsonl") or piece.name.endswith(".gz") or not can_cut(config.encoding):
+    if piece.kind not in ("text", "jsonl") or is_gzip(piece.name) or not can_cut(config.encoding):
         return [piece]
     if piece.kind == "jsonl" or config.documents == "line":
         parts, is_mixed = cut_file(piece, config.shard_size, "line")

@@ -22,7 +22,7 @@ from pipelines.inputs import Model, TextFiles
 from pipelines.probing.heads import best, head_columns, head_name, share, shares, write_heads
 from pipelines.probing.probe import Findings, ReadingConfig, probe
 from pipelines.storage.artifacts import Artifact
-from pipelines.text.readers import known_extension
+from pipelines.text.readers import known_extension, without_gzip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ class Config(ReadingConfig):
 
 
 def _may_be_read(name: str) -> bool:
-    return known_extension(name) or name.removesuffix(".gz").endswith((".conll", "_conll"))
+    return known_extension(name) or without_gzip(name).endswith((".conll", "_conll"))
 
 
 UNITS: Mapping[str, str] = {

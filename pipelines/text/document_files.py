@@ -14,7 +14,7 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines.text.blocks import BLOCK_LIMIT
 from pipelines.text.examples import Layout
-from pipelines.text.readers import TextFile, format_of
+from pipelines.text.readers import TextFile, format_of, without_gzip
 from pipelines.text.records import (
     MISSING,
     find_field,
@@ -48,7 +48,7 @@ def scisummnet(files: Sequence[TextFile], layout: Layout) -> Iterator[Structured
     papers, summaries = dict[str, TextFile](), dict[str, TextFile]()
     for file in files:
         id_, _, rest = file.name.rpartition("/")[2].partition(".")
-        rest = rest.lower().removesuffix(".gz")
+        rest = without_gzip(rest)
         if rest == "xml":
             papers[id_] = file
         elif rest in _GOLD:
@@ -96,7 +96,7 @@ def presumm(files: Sequence[TextFile], layout: Layout) -> Iterator[Structured]:
     for file in files:
         for number, place, record in _json_list(file):
             source, target = (_joined(_field(record, key, place), repr(key), place) for key in ("src", "tgt"))
-            yield Structured(str(number), file.name, number, [source], [target])
+            yield Structured(str(number), file.name, number, [source], [target], unit="document")
 
 
 def _joined(value: Any, what: str, place: str) -> list[str]:
@@ -213,9 +213,9 @@ def wikisection(files: Sequence[TextFile], layout: Layout) -> Iterator[Structure
         for number, place, record in _json_list(file):
             (text,) = text_list(_field(record, "text", place), "'text'", place)[:1] or [""]
             spans = _spans(_field(record, "annotations", place), len(text), place)
-            yield Structured(
-                str(record.get("id", number)), file.name, number, [text[start:end] for start, end in spans]
-            )
+            id_ = number if record.get("id") is None else record["id"]
+            sections = [text[start:end] for start, end in spans]
+            yield Structured(str(id_), file.name, number, sections, unit="document")
 
 
 def _spans(annotations: Any, size: int, place: str) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines.text import document_files, task_examples
 from pipelines.text.examples import Columns, Layout, Record, columns_of, json_records, read_examples
-from pipelines.text.readers import TextFile, format_of
+from pipelines.text.readers import TextFile, format_of, without_gzip
 from pipelines.text.records import parse_json
 
 UNDECIDED = "-"
@@ -283,7 +283,7 @@ class Format:
 
     def takes(self, name: str) -> bool:
         """Whether a file in a folder is of this format, by its name."""
-        name = name.lower().removesuffix(".gz")
+        name = without_gzip(name)
         return name.endswith(tuple(filter(None, self.endings))) or ("" in self.endings and "." not in name)
 
 

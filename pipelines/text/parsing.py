@@ -15,9 +15,6 @@ from guidance.errors import GuideError
 from guidance.statistics.dependencies import Tree
 from pipelines.engine.stage import Files
 
-Device = str
-"""``auto``, ``cpu`` or ``cuda``."""
-
 
 def model_folder(folder: Path) -> Files:
     """All files of a model's folder, except Python's caches."""

@@ -23,7 +23,7 @@ from guidance.errors import InputError
 from pipelines.storage.files import machine_errors
 from pipelines.text.blocks import Notes
 
-FORMATS = {
+FORMAT_OF_EXTENSION = {
     ".txt": "text",
     ".text": "text",
     ".jsonl": "jsonl",
@@ -84,14 +84,24 @@ def read_small(path: Path) -> bytes:
     return data
 
 
+def is_gzip(name: str) -> bool:
+    """True if the file name says that the file is compressed."""
+    return name.lower().endswith(".gz")
+
+
+def without_gzip(name: str) -> str:
+    """The name of a file in small letters, without ``.gz``."""
+    return name.lower().removesuffix(".gz")
+
+
 def known_extension(name: str) -> bool:
-    """True if the file name has an extension of `FORMATS`."""
-    return Path(name.lower().removesuffix(".gz")).suffix in FORMATS
+    """True if the file name has an extension of `FORMAT_OF_EXTENSION`."""
+    return Path(without_gzip(name)).suffix in FORMAT_OF_EXTENSION
 
 
 def format_of(name: str, override: str | None = None) -> str:
-    """The format of a file by its name, one of `FORMATS`; ``text`` if the extension is unknown."""
-    return override or FORMATS.get(Path(name.lower().removesuffix(".gz")).suffix, "text")
+    """The format of a file by the extension of its name; ``text`` if that is unknown."""
+    return override or FORMAT_OF_EXTENSION.get(Path(without_gzip(name)).suffix, "text")
 
 
 def looks_like(head: bytes) -> str | None:
@@ -139,7 +149,7 @@ def open_text(path: Path, name: str, encoding: str, start: int = 0, stop: int | 
         head = raw.read(16)
         raw.seek(0)
         stream: BinaryIO = raw
-        if name.lower().endswith(".gz"):
+        if is_gzip(name):
             if looks_like(head) != "gzip":
                 it = f"looks like {looks_like(head) or 'plain text'}" if head else "is empty"
                 raise InputError(f"{name!r}: not gzip; it {it}")

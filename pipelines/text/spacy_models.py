@@ -15,7 +15,7 @@ from guidance.statistics.dependencies import Scheme, Tree, label_scheme, without
 from pipelines.engine.stage import require
 from pipelines.lazy import np
 from pipelines.progress import log
-from pipelines.text.parsing import Device, parse_all
+from pipelines.text.parsing import parse_all
 
 BATCH = 128
 """Sentences per batch for spaCy; larger batches are slower on a CPU."""
@@ -102,7 +102,7 @@ class SpacyParser:
     """Parses with a spaCy model, in a language and in a ``scheme`` of labels.  Its vocabulary grows with every new word, so the
     model is reloaded from time to time."""
 
-    def __init__(self, name: str, device: Device, max_words: int) -> None:
+    def __init__(self, name: str, device: str, max_words: int) -> None:
         self._name, self._device, self._max_words = name, device, max_words
         self._load()
 
@@ -191,7 +191,7 @@ def _one_sentence(doc: Any) -> Any:
     return doc.from_array([SENT_START], starts_N1.view("uint64"))
 
 
-def _spacy_device(device: Device) -> None:
+def _spacy_device(device: str) -> None:
     """Set the device on which spaCy computes."""
     spacy = require("spacy", "spacy")
     if device == "cpu":

@@ -11,7 +11,7 @@ from typing import Any
 from guidance.errors import InputError, MachineError
 from guidance.statistics.dependencies import Scheme, Tree, label_scheme, spell
 from pipelines.engine.stage import Files, require
-from pipelines.text.parsing import Device, parse_all
+from pipelines.text.parsing import parse_all
 
 _PARSER_PARTS = ("tokenize", "mwt", "pos", "lemma", "depparse", "pretrain", "forward_charlm", "backward_charlm")
 
@@ -63,7 +63,7 @@ def load_stanza(folder: Path, language: str, package: str | None, processors: st
 class StanzaParser:
     """Parses with Stanza's models, in a language and in a ``scheme`` of labels."""
 
-    def __init__(self, spec: str, device: Device, max_words: int) -> None:
+    def __init__(self, spec: str, device: str, max_words: int) -> None:
         import torch
 
         if device == "cuda" and not torch.cuda.is_available():

@@ -12,7 +12,7 @@ import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.lazy import np
 from pipelines.storage.manifest import digest
@@ -40,6 +40,7 @@ class Structured:
         name: of its file; ``line``: where it begins there.
         parts: paragraphs or sections.
         references: its reference summaries, each as a list of sentences; empty for segments.
+        unit: what ``line`` counts: lines, or documents of a list.
     """
 
     id: str | None
@@ -47,11 +48,12 @@ class Structured:
     line: int
     parts: Sequence[Part]
     references: Sequence[Sequence[str]] = ()
+    unit: Literal["line", "document"] = "line"
 
     @property
     def place(self) -> str:
         """Where it begins, for messages."""
-        return f"{self.name!r}, line {self.line}" if self.id is not None else repr(self.name)
+        return f"{self.name!r}, {self.unit} {self.line}" if self.id is not None else repr(self.name)
 
 
 def one_line(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from string import ascii_uppercase
 from typing import Any
 
 from guidance.errors import InputError, counted
@@ -15,11 +16,18 @@ from pipelines.text.records import check_unicode, json_objects, parse_json, quot
 
 # multiple choice
 
+EMPTY_CHOICE = "a question has an empty choice, which is left out"
+"""A warning; the choices behind it then have other numbers."""
+
 
 def read_dream(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     """The questions of DREAM (Sun et al. 2019): a list of ``[turns, questions, id]``; the answer is one of the choices."""
     text = "\n".join(line for _, line in file.lines())
     dialogues = parse_json(text, repr(file.name))
+    if not isinstance(dialogues, list):
+        raise InputError(
+            f"{file.name!r}: not a list of dialogues, as DREAM has", hint="--format jsonl reads other files"
+        )
     number = 0
     for place, dialogue in ((f"{file.name!r}, dialogue {i}", d) for i, d in enumerate(dialogues, 1)):
         try:
@@ -42,7 +50,8 @@ def read_hellaswag(file: TextFile, split: str, layout: Layout) -> Iterator[Recor
     while lines and not lines[-1].strip():
         lines.pop()
     for start in range(0, len(lines), 6):
-        context, answer, *endings = lines[start : start + 6]
+        context, *rest = lines[start : start + 6]
+        answer, endings = rest[0] if rest else "", rest[1:]
         place = file.place(start + 1)
         right = whole_number(answer.strip())
         if len(endings) != 4 or right is None or not all(e.strip() for e in endings):
@@ -100,7 +109,7 @@ def _key(key: str) -> int | None:
         return number - 1
     if not key:
         return None
-    return ord(key.upper()) - ord("A") if len(key) == 1 and key.isalpha() else -1
+    return ascii_uppercase.find(key.upper()) if len(key) == 1 else -1
 
 
 def _record(
@@ -126,7 +135,7 @@ def _record(
         notes.drop("a question with fewer than two choices", place)
         return
     if len(kept) < len(choices):
-        notes.warn("a question has an empty choice, which is left out", place)
+        notes.warn(EMPTY_CHOICE, place)
     options = tuple(f"{question} {choices[option]}".strip() for option in kept)
     label = None if right is None else str(kept.index(right))
     yield Record(number, place, None, label=label, id=id_, parts=(context or question, *options))

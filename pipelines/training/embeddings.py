@@ -13,6 +13,7 @@ import torch
 from guidance.checkpoint import load_model
 from guidance.errors import InputError
 from pipelines.progress import log
+from pipelines.text.readers import is_gzip
 from pipelines.training.model_checks import check_same_tokenizer, longest_input
 
 
@@ -133,15 +134,23 @@ def copy_embeddings(model: Any, folder: Path, tokenizer: Any) -> None:
         ours[:rows] = theirs[:rows]
 
 
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str, list[str]]]:
     """Line numbers, words and the numbers behind them; the header of word2vec's format is left out.
 
     Raises:
         InputError: the file cannot be read as text.
     """
-    opened = gzip.open if path.suffix == ".gz" else open
+    opened, width = gzip.open if is_gzip(path.name) else open, 0
     try:
-        with opened(path, "rt", encoding="utf-8", newline="\n") as file:
+        with opened(path, "rt", encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 word, _, rest = line.rstrip().partition(" ")
                 numbers = rest.split()
@@ -150,6 +159,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str, list[str]]]:
                     continue
                 if not numbers:
                     raise InputError(f"{path}, line {number}: a word without numbers")
+                width = width or len(numbers)
+                if len(numbers) > width and not _is_number(numbers[-width - 1]):  # words with spaces, as in GloVe 840B
+                    word, *numbers = line.rstrip().rsplit(maxsplit=width)
                 yield number, word, numbers
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as word vectors ({error})") from error

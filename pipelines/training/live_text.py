@@ -106,7 +106,8 @@ class LiveModel:
         self.longest = longest_input(config)
         added = [id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
         kept = {None, self.special["unk"], self.special["mask"] if self.spells_masks else None}
-        self._forbidden = [id_ for id_ in (*added, *self.special.values()) if id_ not in kept]
+        self._never_text = {*added, *self.special.values()} - {None}
+        self._forbidden = [id_ for id_ in self._never_text if id_ not in kept]
         if self.longest is not None:
             self.tokenizer.enable_truncation(self.longest)
         self.folder, self.cut = folder, 0
@@ -197,7 +198,9 @@ class Translator(LiveModel):
             batch = self.read(list(texts_at.values()))
             rows = translate(self.model, self.handle, batch.inputs, batch.columns, **self._search)
             for n, ids in zip(texts_at, rows, strict=True):
-                translations[n] = _one_line(self._decoder.decode(ids, skip_special_tokens=True))
+                translations[n] = " ".join(
+                    without_controls(self._decoder.decode(ids, skip_special_tokens=True)).split()
+                )
         return translations
 
 
@@ -263,9 +266,8 @@ class Filler(LiveModel):
         if not torch.isfinite(logits_NV).all():
             raise NumericalError(f"{self.folder}: its scores are not finite")
         scores_NV, size = logits_NV.softmax(-1), self.tokenizer.get_vocab_size()
-        never = {id_ for id_ in self.special.values() if id_ is not None}
-        scores_NV[:, [*never]] = scores_NV[:, size:] = -1.0
-        best = scores_NV.topk(min(top, size - len(never)), dim=-1)
+        scores_NV[:, [*self._never_text]] = scores_NV[:, size:] = -1.0
+        best = scores_NV.topk(min(top, size - len(self._never_text)), dim=-1)
         spans = [_trimmed(text, *batch.encodings[0].offsets[token]) for token in masks_N.tolist()]
         return [
             [self._candidate(text, span, id_, score) for id_, score in zip(ids, scores, strict=True)]
@@ -293,9 +295,9 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     return end - len(text[start:end].lstrip()), end
 
 
-def _one_line(text: str) -> str:
-    """A text in one line, without control characters, which a terminal would obey."""
-    return "".join(letter for letter in " ".join(text.split()) if unicodedata.category(letter) != "Cc")
+def without_controls(text: str) -> str:
+    """A text without control characters, which a terminal would obey; line ends and tabs stay."""
+    return "".join(letter for letter in text if letter in "\n\t" or unicodedata.category(letter) != "Cc")
 
 
 def check_bare_text(

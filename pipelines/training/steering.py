@@ -14,7 +14,7 @@ from guidance.checkpoint import find_plan
 from guidance.errors import InputError, PlanError
 from guidance.plan import Plan
 from guidance.prompts import Prompt, Span, prompt_length
-from pipelines.training.live_text import LiveModel, check_bare_text
+from pipelines.training.live_text import LiveModel, check_bare_text, without_controls
 from pipelines.training.objective import has_head
 from pipelines.training.opening import Unguided
 from pipelines.training.text_words import TextWords
@@ -144,7 +144,7 @@ class Writer(LiveModel):
         before, whole = (
             self.tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in (ids_BT[0, :length], ids_BT[0])
         )
-        return str(whole.removeprefix(before))
+        return without_controls(whole.removeprefix(before))
 
 
 def at_strength(plan: Plan, strength: float) -> Plan:

@@ -221,6 +221,9 @@ class Task(Objective, ABC):
         """How many outputs there are, which is what the divergence under an attack is divided by."""
         return float(len(batch.ids))
 
+    unit: ClassVar[str] = "nats"
+    """That of its loss."""
+
     sums_losses: ClassVar[bool] = False
     """Training adds the losses of a batch up, as a task's paper does; ``loss/mean``, which is only reported, is their mean."""
 

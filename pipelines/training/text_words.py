@@ -19,7 +19,6 @@ from guidance.statistics.texts import Word, word_features
 from guidance.statistics.words import word_spans
 from pipelines.text.blocks import Span
 from pipelines.text.parsers import MODELS, MOST_WORDS, NAMES, SYNTAX, kind_meant, stop_words
-from pipelines.text.parsing import Device
 from pipelines.text.sentence_rules import split_sentences
 
 Split = Callable[[str], list[Span]]
@@ -45,7 +44,7 @@ class TextParser:
         MachineError: the library or the model is not installed.
     """
 
-    def __init__(self, name: str, device: Device = "auto", split: Split = split_sentences) -> None:
+    def __init__(self, name: str, device: str = "auto", split: Split = split_sentences) -> None:
         self._split = split
         kind, _, rest = name.partition(":")
         if kind not in MODELS or not rest:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.metrics import lower_is_better
+from pipelines.training.tasks import TASKS
 from pipelines.views.comparison import Comparison, Row
-from pipelines.views.figures import MOST_PAIRS, Summary, lower_is_better, seeds_needed, steps_to
+from pipelines.views.figures import MOST_PAIRS, Summary, seeds_needed, steps_to
 
 WIDTH = 120
 """Maximum number of characters per line of text."""
@@ -99,6 +101,11 @@ class Table:
     name: str = ""
 
 
+def unit_of(loss: str) -> str:
+    """The unit of a loss of training, by the name of its objective or task."""
+    return TASKS[loss].unit if loss in TASKS else "nats"
+
+
 def tables(comparison: Comparison) -> list[Table]:
     """The comparison as several tables, one per subject."""
     rows, steps, window = comparison.rows, comparison.steps, comparison.window
@@ -111,7 +118,7 @@ def tables(comparison: Comparison) -> list[Table]:
     losses = {"all steps": "average", "25 %": "loss_25", "50 %": "loss_50", "75 %": "loss_75", "final": "final"}
     loss = _table(
         "losses",
-        f"training loss {comparison.loss} (nats, guides left out) of {steps:,} steps{quarters}{spread}",
+        f"training loss {comparison.loss} ({unit_of(comparison.loss)}, guides left out) of {steps:,} steps{quarters}{spread}",
         rows,
         *count,
         *((title, _mean(name, ".3f")) for title, name in {**losses, "validation": "valid"}.items()),
@@ -120,7 +127,7 @@ def tables(comparison: Comparison) -> list[Table]:
     loss.cells.extend([f"floor: {FLOORS[name]}", *blank, f"{nats:.3f}"] for name, nats in comparison.floors.items())
     reached = _table(
         "steps",
-        f"first step at which the training loss{f' (mean of {window} steps)' if window > 1 else ''} is at or below so many nats",
+        f"first step at which the training loss{f' (mean of {window} steps)' if window > 1 else ''} is at or below these values",
         rows,
         *count,
         *((f"{loss:g}", _reached(steps_to(loss), never)) for loss in comparison.at),

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from pipelines.metrics import lower_is_better
 from pipelines.metrics.significance import paired_t
 from pipelines.views.curves import Curve, Points
 
@@ -44,9 +45,6 @@ RELATIVE = {*("steps_to_equal_score", "equal_seconds", "loss_at_equal_seconds", 
 """Figures that compare a run with its partner in the baseline."""
 
 Figures = dict[str, float | None]
-
-LOWER_IS_BETTER = ("loss", "nll", "perplexity", "bits_per_byte", "error")
-"""Endings of the names of scores for which lower is better."""
 
 
 def steps_to(loss: float) -> str:
@@ -140,11 +138,6 @@ def _score_figures(curve: Curve, other: Curve | None, score: str | None, step: i
         "best_score": max((value for _, value in points), key=lambda value: sign * value, default=None),
         "steps_to_equal_score": next(reached, None),
     }
-
-
-def lower_is_better(score: str) -> bool:
-    """Whether a column ``eval/<task>/<metric>`` is a loss."""
-    return score.endswith(LOWER_IS_BETTER)
 
 
 def _value_at(points: Points, step: int | None) -> float | None:

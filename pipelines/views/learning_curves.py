@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines.drawing import figure_of, png, printed
 from pipelines.views.comparison import Comparison, Group
-from pipelines.views.comparison_tables import FLOORS
+from pipelines.views.comparison_tables import FLOORS, unit_of
 from pipelines.views.curves import Curve
 
 COLOURS = ("#7a7a7a", "#c8452d", "#2d6ac8", "#3a9a5b", "#8a5fbf")
@@ -115,7 +115,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
         by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
     curves = [curve for group in groups for curve in group.curves]
     for axes, unit_name in zip(every_axes, ("optimizer steps", "seconds: steps × the time of a step"), strict=False):
-        _finish(axes, curves, comparison.floors, unit_name, f"{comparison.loss} loss (nats)")
+        _finish(axes, curves, comparison.floors, unit_name, f"{comparison.loss} loss ({unit_of(comparison.loss)})")
     names = [group.label for group in groups]
     title = f"{', '.join(names[1:])} compared with {names[0]}" if names[1:] else names[0]
     title = "\n".join(textwrap.wrap(title, 60 * panels))

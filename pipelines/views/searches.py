@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from guidance.errors import InputError
+from pipelines.metrics import lower_is_better
 from pipelines.metrics.significance import paired_t
 from pipelines.stages.folds import VALID_FRACTION
 from pipelines.storage.artifacts import Artifact
@@ -65,17 +66,13 @@ def equal_scores(searches: Sequence[Artifact], labels: Sequence[str]) -> list[Re
             if all(metric in means for _, means in other.values()):
                 steps = sorted(other)
                 values = np.array([other[step][1][metric] for step in steps])
-                moment = _crossing(-values, -score) if metric in _LOWER else _crossing(values, score)
+                moment = _crossing(-values, -score) if lower_is_better(metric) else _crossing(values, score)
                 when = after = None
                 if moment is not None:
                     seconds = [other[step][0] for step in steps]
                     when, after = (float(np.interp(moment, range(len(steps)), each)) for each in (steps, seconds))
                 reached.append(Reached(labels[0], label, metric, score, when, after, end, first[end][0]))
     return reached
-
-
-_LOWER = ("mse", "pk", "window_diff")
-"""Metrics that are better when they are lower."""
 
 
 def _crossing(values: np.ndarray, wanted: float) -> float | None:

@@ -35,7 +35,7 @@ from guidance.guide import Guide
 from guidance.plan import Plan
 from pipelines.stages import dataset, dependencies, evaluate, idf, masks, missing, pretrain, sequences, tokenizer
 from pipelines.storage.store import Store
-from pipelines.training.live_text import Filler, Translator, read_lines
+from pipelines.training.live_text import Filler, Translator, read_lines, without_controls
 from pipelines.training.text_words import TextWords, lines_of
 from tests import trainings
 from tests.shared import shared
@@ -371,6 +371,19 @@ def test_the_space_before_a_mask_stays(wordpieces: Path) -> None:
     assert all(one.text.startswith("the ") or one.token.startswith("##") for one in found)
 
 
+def test_special_tokens_never_fill_a_mask(wordpieces: Path) -> None:
+    own = Tokenizer.from_file(str(wordpieces / "tokenizer.json"))
+    own.add_special_tokens([AddedToken("cat", special=True, normalized=False)])
+    own.save(str(wordpieces / "tokenizer.json"))
+    (found,) = Filler(wordpieces, "cpu").fill("the [MASK] ran", 99)
+    assert found
+    assert not {"cat", "[PAD]", "[CLS]"} & {one.token for one in found}
+
+
+def test_control_characters_of_a_model_never_reach_a_terminal() -> None:
+    assert without_controls("a\x1b[31mb\r\n\tc\x00") == "a[31mb\n\tc"
+
+
 def test_wrong_inputs_of_fill_are_refused(
     work: SimpleNamespace, wordpieces: Path, guide: Callable[..., Any], monkeypatch: Any
 ) -> None:
@@ -385,6 +398,10 @@ def test_wrong_inputs_of_fill_are_refused(
     said = guide("fill", wordpieces, "--json")
     assert said.code == 2 and "stdin, line 2: the text has no mask" in said.err
     assert len(said.out.splitlines()) == 1
+    feed(monkeypatch, b"the [MASK]\n\nthe [MASK]\n")
+    said = guide("fill", wordpieces, "--json")
+    assert said.code == 0 and "an empty line has an empty answer" in said.err
+    assert [len(json.loads(line)["masks"]) for line in said.out.splitlines()] == [1, 0, 1]
     said = guide("fill", work.translator.reference, "ba <mask>", "--store", work.store.root)
     assert said.code == 2 and "MarianMTModel, which predicts no masked words" in said.err
     assert guide("fill", wordpieces / "nothing", "x").code == 2

@@ -293,6 +293,8 @@ def test_questions_have_their_choices_in_json(work: SimpleNamespace) -> None:
     objects = [{"text": f"is it {i}?", "choices": ["yes", "no", "so"], "label": i % 3} for i in range(6)]
     model = make(work, "q.jsonl", "".join(json.dumps(o) + "\n" for o in objects), choices_column="choices")
     (row,) = said(work.store, model, ["-"], '{"text": "is it?", "choices": ["yes", "no"]}\n')
+    with pytest.raises(InputError, match="'stdin', line 1: a choice is empty, and predictions number the choices"):
+        said(work.store, model, ["-"], '{"text": "is it?", "choices": ["yes", "", "no"]}\n')
     assert row["prediction"] in (0, 1) and len(row["scores"]) == 2
     with pytest.raises(InputError, match="a list of choices"):
         said(work.store, model, ["-"], "is it?\n")

@@ -53,6 +53,16 @@ def test_ls_lists_the_oldest_first(guide, here, edit_manifest):
     assert [row["names"] for row in json.loads(guide("ls", "--json").out)["artifacts"]][::3] == [["old@1"], ["new@1"]]
 
 
+def test_columns_are_straight_in_every_script():
+    lines = folded(("token", "p"), [("日本語", "0.1"), ("ab", "0.2"), ("e\u0301", "0.3")], None)
+    assert lines == ["token   p", "日本語  0.1", "ab      0.2", "e\u0301       0.3"]
+    assert folded(("text", "p"), [("日本語" * 4, "0.1")], 20) == [
+        "text" + 13 * " " + "p",
+        "日本語日本語日   0.1",
+        "本語日本語",
+    ]
+
+
 def test_ids_and_names_are_never_broken_over_lines():
     rows = [("sequences/fb67e2b5bbec313d", "translations@1", "2026-11-22T19:34:12Z", "unfinished, step 4 of 1,000")]
     lines = folded(("ARTIFACT", "NAMES", "CREATED", "STAGE"), rows, 60, whole=("ARTIFACT", "NAMES"))

@@ -46,6 +46,18 @@ def example(length: int, **more: Any) -> dict[str, Any]:
     }
 
 
+def test_an_example_without_ids_is_refused_and_does_not_end_the_epoch() -> None:
+    def of_texts(examples: list[dict[str, Any]]) -> Any:
+        return tokenizer()([each["text"] for each in examples], return_tensors="pt", padding=True)
+
+    loader = torch.utils.data.DataLoader(
+        [{"text": "w5 w6", "idf": [1.0, 1.0]}],  # type: ignore[arg-type]
+        collate_fn=FeatureCollator(tokenizer(), of_texts),
+    )
+    with pytest.raises(InputError, match="idf belongs to input_ids, and example 0 has none"):
+        list(loader)
+
+
 def test_features_of_different_lengths_are_padded_on_the_side_of_the_ids() -> None:
     for side in ("right", "left"):
         batch = FeatureCollator(tokenizer(side))([example(4), example(6)])

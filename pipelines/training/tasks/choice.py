@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipelines.metrics.significance import Statistic
     from pipelines.training.learner import Setup
 
-MISSING = -1e4
+ABSENT = -1e4
 """The logit of a choice that a question lacks: its probability is 0, and divergences stay finite."""
 
 
@@ -25,7 +25,7 @@ class Choice(Task):
     """Cross-entropy over the choices of each question.
 
     Questions may have different numbers of choices: an output is a question, and the logits of choices that it lacks are
-    `MISSING`.
+    `ABSENT`.
     """
 
     name = "choice"
@@ -61,7 +61,7 @@ class Choice(Task):
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
         import torch
 
-        outputs = logits.new_full((len(batch.sizes), max(batch.sizes)), MISSING)
+        outputs = logits.new_full((len(batch.sizes), max(batch.sizes)), ABSENT)
         rows = torch.repeat_interleave(torch.arange(len(batch.sizes)), torch.tensor(batch.sizes))
         columns = torch.tensor(list(chain.from_iterable(map(range, batch.sizes))))
         return outputs.index_put((rows.to(logits.device), columns.to(logits.device)), logits[:, 0])

@@ -35,6 +35,7 @@ class Regression(Task):
     reads_last = True
     selectable = ("pearson", "spearman")
     output = "value"
+    unit = "squared error"
     form: ClassVar[Form] = "regression"
 
     @classmethod

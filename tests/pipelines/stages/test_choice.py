@@ -76,18 +76,26 @@ def test_hellaswag_is_read_by_position_and_a_line_too_many_is_noticed(store: Sto
     ]
     with pytest.raises(InputError, match="line 7: expected a context"):
         build(store, tmp_path / "b.txt", text.replace("d\n", "d\n\n"), format="hellaswag")
+    with pytest.raises(InputError, match="line 13: expected a context"):
+        build(store, tmp_path / "c.txt", text + "Pool: he\n", format="hellaswag")
+
+
+@pytest.mark.parametrize("content", ["null", "7", '{"a": 1}'])
+def test_a_file_that_is_no_list_of_dialogues_is_refused(store: Store, tmp_path: Path, content: str) -> None:
+    with pytest.raises(InputError, match=r"'a.json': not a list of dialogues"):
+        build(store, tmp_path / "a.json", content, format="dream")
 
 
 def test_arc_has_letters_and_digits_as_keys_and_missing_choices(store: Store, tmp_path: Path) -> None:
     text = "question,a,b,c,d,answer\n"  # a first row like this is no question
-    text += '"Which, of these?",x,y,z,w,B\nDigits?,x,y,z,w,4\nGone?,x,y,z,w,E\nEmpty?,x,y,z,,A\nLost?,x,y,z,,4\n'
+    text += '"Which, of these?",x,y,z,w,B\nDigits?,x,y,z,w,4\nGone?,x,y,z,w,E\nEmpty?,x,y,z,,A\nLost?,x,y,z,,4\nSharp?,x,y,z,w,ß\n'
     made = build(store, tmp_path / "a.csv", text, format="arc")
     assert examples(made) == [
         (["Which, of these?", "x", "y", "z", "w"], "1"),
         (["Digits?", "x", "y", "z", "w"], "3"),
         (["Empty?", "x", "y", "z"], "0"),
     ]
-    assert made.counts["dropped"] == {"a question whose right choice is missing": 3}
+    assert made.counts["dropped"] == {"a question whose right choice is missing": 4}
 
 
 def test_json_lines_of_ones_own_name_the_answer_in_any_way(store: Store, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def folder(tmp_path: Path) -> Path:
     (folder / "c.txt").write_text(prose(0, 20_000), encoding="utf-8")
     (folder / "d.txt").write_bytes(prose(1, 9_000, "\r\n").encode())
     (folder / "e.txt").write_text("".join(f"Sentence {n} stands here alone.\n" for n in range(900)), encoding="utf-8")
+    (folder / "g.TXT.GZ").write_bytes(gzip.compress(prose(3, 9_000).encode(), mtime=0))
     (folder / "f.txt.gz").write_bytes(gzip.compress(prose(2, 9_000).encode(), mtime=0))
     records = [{"text": f"Record {n % 70}. And more.", "id": f"id {n}"} for n in range(100)]
     (folder / "g.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

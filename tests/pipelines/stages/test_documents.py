@@ -149,6 +149,16 @@ def test_wikisection_cuts_the_text_at_its_annotations(store: Store, tmp_path: Pa
             make(store, path, format="wikisection")
 
 
+def test_wikisection_names_documents_and_not_lines(store: Store, tmp_path: Path) -> None:
+    text = "City is big."
+    record = {"text": text, "annotations": [{"begin": 0, "length": len(text)}]}
+    without = [record | {"id": None}, record | {"id": None, "text": text.upper()}]
+    assert make(store, write(tmp_path / "a.json", json.dumps(without)), format="wikisection").counts["documents"] == 2
+    twice = json.dumps([record | {"id": "c"}, record | {"id": "c"}])
+    with pytest.raises(InputError, match=r"'b.json', document 2: duplicate id 'c', first used at 'b.json', document 1"):
+        make(store, write(tmp_path / "b.json", twice), format="wikisection")
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_lines_are_sentences_of_formats_that_leave_their_texts_whole(store: Store, tmp_path: Path, end: str) -> None:
     text = f"no marks here{end}a second line{end}{end}third"

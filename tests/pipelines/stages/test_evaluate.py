@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2Model
 
+from cli.evaluate import failures, parse_gates
 from guidance.errors import InputError, NumericalError, PlanError
 from guidance.guide import Guide
 from guidance.plan import Plan
@@ -291,6 +292,9 @@ def test_the_command_prints_a_table_and_gates_end_it_with_5(
     assert any(words[:2] == ["floor:", "unigram"] for words in table)
     assert f"measured on {shop[1].reference}, split valid\n" in said.err
     assert evaluated("--fail-under", "Accuracy=0", "--fail-over", "loss=9").code == 0
+    assert list(failures(parse_gates(["rougelsum=0.2", "rougeLsum=0.1"], "--fail-under"), {"rougeLsum": 0.15})) == [
+        "rougeLsum is 0.15, under 0.2"
+    ]
     failed = evaluated("--fail-under", "accuracy=0.9", "--fail-over", "loss=1")
     assert failed.code == 5 and failed.out.startswith("evaluation/")
     assert "accuracy is" in failed.err and "under 0.9" in failed.err and "over 1" in failed.err

@@ -93,12 +93,15 @@ def test_words_get_their_vectors_and_others_are_drawn(store: Store, data: Artifa
     assert others.min() >= 0
     assert others.max() < 1
     assert not weight[words["[PAD]"]].any()
-    again = vectors.with_name("other.txt")
-    again.write_text("film 1 2 3 4 6\n")
+    again = vectors.with_name("other.TXT.GZ")
+    # a byte-order mark, and words with spaces, which GloVe 840B has
+    again.write_bytes(gzip.compress("\ufefffilm 1 2 3 4 6\n. . . 1 1 1 1 1\nat name@domain.com 1 1 1 1 1\n".encode()))
     other = train(
         store, data, architecture="cnn", hidden=None, vectors=str(again), steps=1, epochs=None, learning_rate=1e-30
     )
     assert other.recipe != model.recipe
+    opened = load_model(other.path, AutoModelForSequenceClassification)
+    torch.testing.assert_close(opened.get_input_embeddings().weight[words["film"]], torch.tensor([1.0, 2, 3, 4, 6]))
 
 
 def test_a_run_with_vectors_goes_on_without_them_where_that_is_allowed(

@@ -247,6 +247,8 @@ def test_there_is_no_p_value_if_all_pairs_differ_equally() -> None:
     [
         ("eval/mnli/accuracy", (0.5, 0.7, 0.6), (0.6, 0.9, 0.8), 0.9, 2),
         ("eval/mnli/loss", (1.0, 0.7, 0.8), (0.9, 0.5, 0.6), 0.5, 4),
+        ("eval/regression/mse", (1.0, 0.7, 0.8), (0.9, 0.5, 0.6), 0.5, 4),
+        ("eval/segmentation/window_diff", (1.0, 0.7, 0.8), (0.9, 0.5, 0.6), 0.5, 4),
     ],
 )
 def test_scores_have_a_last_and_a_best_value_and_steps_to_reach_the_baseline(
@@ -260,7 +262,7 @@ def test_scores_have_a_last_and_a_best_value_and_steps_to_reach_the_baseline(
     assert row(found, 1)["score"] == guided[-1]
     assert row(found, 1)["best_score"] == best
     assert row(found, 1)["steps_to_equal_score"] == steps
-    assert any(line.startswith(name) and ("lower" in line) == name.endswith("loss") for line in as_text(found))
+    assert any(line.startswith(name) and ("lower" in line) == (best == 0.5) for line in as_text(found))
     with pytest.raises(UnknownName, match="did you mean"):
         compare(singles(*curves), score=name[:-1])
 
@@ -725,3 +727,9 @@ def figures_saved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(Figure, "savefig", savefig)
     return figures
+
+
+def test_a_loss_has_the_unit_of_its_task() -> None:
+    for loss, unit in (("mlm", "nats"), ("classification", "nats"), ("regression", "squared error")):
+        curves = [dataclasses.replace(curve(PLAIN, label), loss=loss) for label in ("plain", "guided")]
+        assert any(f"training loss {loss} ({unit}, " in line for line in as_text(compare(singles(*curves))))

@@ -94,7 +94,7 @@ class AttentionCall:
         return changed if strength is None else own + strength * (changed - own)
 
     def prepared(self, assignment: HeadAssignment, masks: tuple[int, ...] = (), *, counted: bool = True) -> Any:
-        """What the mechanism of an assignment has prepared for this scope; see `BatchGuidance.prepared`."""
+        """What the mechanism of an assignment has prepared for this scope; see `BatchPatterns.prepared`."""
         return self.batch.prepared(assignment.number, self.site, self.scope, masks, counted=counted)
 
     def grouped_by_masks(self, assignment: HeadAssignment) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -48,7 +48,7 @@ ALWAYS: Cuts = {
     ("guidance.sites", "_score_table"): _NEVER,
     ("guidance.sites", "_ranked"): _NEVER,
     # nobody asks it what its patterns have matched, or what its plan has added
-    ("guidance.batch", "BatchGuidance._count"): "return None",
+    ("guidance.batch_patterns", "BatchPatterns._count"): "return None",
     ("guidance.installation", "Handle.parameters"): _NEVER,
     # losses and attacks are left out
     ("guidance.guide", "Guide.weight_for"): "return 1.0",

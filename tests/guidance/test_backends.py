@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import guidance
-from guidance import batch as batches
+from guidance import batch_patterns
 from guidance.attention import blocks, reference
 from guidance.guide import Guide
 from guidance.plan import Plan
@@ -28,7 +28,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], 
         found.append((tuple(allowed.shape), dtype))
         return convert(allowed, dtype)
 
-    monkeypatch.setattr(batches, "additive", count)
+    monkeypatch.setattr(batch_patterns, "additive", count)
     return found
 
 

@@ -22,7 +22,7 @@ MASKED = Plan((Guide("window", "mask", heads=(0,)), Guide("first", "mask", heads
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """The shapes and types of the boolean masks that are converted to numbers."""
     found: list[tuple[tuple[int, ...], torch.dtype]] = []
-    convert = batches.additive
+    convert = batch_patterns.additive
 
     def count(allowed: Tensor, dtype: torch.dtype) -> Tensor:
         found.append((tuple(allowed.shape), dtype))

@@ -114,7 +114,7 @@ def attention_command(
             write_file(path, _picture(looked, chosen, layer, head, sinks, name=model_name, text=text, kind=kind))
             session.tell(f"drawn: {path}")
     if html is not None:
-        write_file(html, _page(folder, text, device, parser, session.store))
+        write_file(html, _page(model_name, folder, text, device, parser, session.store))
         session.tell(f"written: {html}")
     rows = [
         {
@@ -211,10 +211,11 @@ def _followed(heads: Sequence[HeadOnText], sinks: bool) -> str:
     )
 
 
-def _page(folder: Path, text: str, device: str, parser: str, store: Store) -> bytes:
+def _page(name: str, folder: Path, text: str, device: str, parser: str, store: Store) -> bytes:
     """The page of `guide discover` on this text alone.
 
     Args:
+        name: of the model, for people.
         store: has the idf or the counts that a plan with words learned with, and takes the masks of the text for it; of other models
             nothing is kept.
     """
@@ -239,7 +240,7 @@ def _page(folder: Path, text: str, device: str, parser: str, store: Store) -> by
             store = Store(Path(scratch) / "artifacts")
         with (
             warnings_only(),
-            closing(Workspace({folder.name: str(folder)}, str(source), config, store, title="one text")) as workspace,
+            closing(Workspace({name: str(folder)}, str(source), config, store, title="one text")) as workspace,
         ):
             workspace.finish()
             return one_file(workspace, 1)

@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -23,7 +24,13 @@ SHAPE: dict[str, Any] = {"architecture": "modernbert", "layers": 8, "hidden": 12
 
 
 def files(
-    store: Store, train: str | Sequence[str] = "", test: str = "", take: int = 0, unit: str = "lines", **settings: Any
+    store: Store,
+    train: str | Sequence[str] = "",
+    test: str = "",
+    take: int = 0,
+    unit: str = "lines",
+    skip: int = 0,
+    **settings: Any,
 ) -> str:
     """A dataset of files below the shared data.
 
@@ -31,19 +38,34 @@ def files(
         train: a file or folder, or several.
         take: how many units of the only training file to take, from the first one on; 0 for all.
         unit: ``lines``, ``sentences`` in CoNLL columns, or ``pairs`` of a JSON object.
+        skip: how many lines of the test file to leave out, from the first one on.
     """
     sources = [shared_data(one) for one in ([train] if isinstance(train, str) else train) if one]
+    tests = [shared_data(test)] if test else []
     if take:
         (source,) = sources
-        part = store.root / "slices" / source.parent.name / f"{source.name.removesuffix('.gz')}-{take}"
-        part.parent.mkdir(parents=True, exist_ok=True)
-        content = source.read_bytes()
-        part.write_bytes(first_of(gzip.decompress(content) if source.suffix == ".gz" else content, take, unit))
-        sources = [part]
-    given = {"train": sources} | ({"test": [shared_data(test)]} if test else {})
+        sources = [_slice(source, str(take), first_of(_content(source), take, unit), store)]
+    if skip:
+        (source,) = tests
+        rest = b"".join(_content(source).splitlines(keepends=True)[skip:])
+        tests = [_slice(source, f"from-{skip}", rest, store)]
+    given = {"train": sources} | ({"test": tests} if tests else {})
     named = {split: [str(path) for path in paths] for split, paths in given.items() if paths}
     fractions = {"valid_fraction": 0.1} if sources else {}
     return dataset.run(named, dataset.Config(**fractions | settings), store=store).reference
+
+
+def _content(path: Path) -> bytes:
+    content = path.read_bytes()
+    return gzip.decompress(content) if path.suffix == ".gz" else content
+
+
+def _slice(source: Path, name: str, content: bytes, store: Store) -> Path:
+    """A file beside the artifacts with a part of a file of the shared data."""
+    part = store.root / "slices" / source.parent.name / f"{source.name.removesuffix('.gz')}-{name}"
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.write_bytes(content)
+    return part
 
 
 def first_of(content: bytes, count: int, unit: str) -> bytes:

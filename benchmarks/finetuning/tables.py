@@ -105,10 +105,16 @@ ROBUSTNESS = {
             s, "mrc-hellaswag/val_0000-1999.txt.gz", "mrc-hellaswag/val_5000-5699.txt.gz", 6000, format="hellaswag"
         ),
         "accuracy",
+        also={
+            "HellaSwag, ActivityNet": lambda s: files(
+                s, test="mrc-hellaswag/val_0000-1999.txt.gz", skip=6000, format="hellaswag"
+            )
+        },
         settings=LONG,
     ),
 }
-"""1,000 training examples; a question of HellaSwag has six lines."""
+"""1,000 training examples; a question of HellaSwag has six lines.  Its training questions are about videos (ActivityNet) and those of
+its test are from WikiHow, with longer endings, so the models are also measured on further questions about videos."""
 
 
 def scisummnet(**settings: Any) -> Data:

@@ -128,7 +128,7 @@ def _tests(compared: Sequence[Comparison], tests: Sequence[Tested]) -> Iterable[
             "pairs), and p-values were corrected for the number of comparisons by Holm's method."
         )
     else:
-        yield "With one run of each kind nothing is known of the spread over seeds, so no difference between runs was tested over seeds."
+        yield "No difference between runs was tested over seeds: that takes two runs or more of each kind, of the same seeds."
 
 
 def _sources(runs: Runs, plans: Iterable[Plan], tests: Sequence[Tested]) -> Iterable[str]:

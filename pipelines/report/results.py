@@ -23,6 +23,7 @@ from pipelines.views.findings import findings_of
 from pipelines.views.search_tables import labels_of_settings, rows_label, search_tables
 from pipelines.views.searches import (
     VALIDATION,
+    Reached,
     compare_searches,
     compare_settings,
     data_of,
@@ -203,15 +204,17 @@ def searches(runs: Runs) -> Iterator[tuple[list[Given], Section, list[Tested], l
             caption = "what was tested" + "; means ± sample standard deviation over n seeds and folds" * several
             blocks.append(Grid(f"{name}-metrics", metric_table(scored, caption)))
         if len(part) > 1:
-            labels, artifacts = [each.label for each in part], [each.artifact for each in part]
-            try:
-                between = compare_searches(artifacts, labels)
-                reached = equal_scores(artifacts, labels)
-                tests += between
-                blocks += grids_of_tests(f"{name}-compared", between)
-                blocks += [Grid(f"{name}-reached", table) for table in reached_tables(reached)]
-            except GuideError as error:
-                notes.append(error.message)
+            between, reached = list[Tested](), list[Reached]()
+            for other in part[1:]:
+                labels, artifacts = [part[0].label, other.label], [part[0].artifact, other.artifact]
+                try:
+                    between += compare_searches(artifacts, labels)
+                    reached += equal_scores(artifacts, labels)
+                except GuideError as error:
+                    notes.append(error.message)
+            tests += (between := corrected(between))
+            blocks += grids_of_tests(f"{name}-compared", between)
+            blocks += [Grid(f"{name}-reached", table) for table in reached_tables(reached)]
         blocks += notes_of(notes)
         title = f"Search: {part[0].artifact.counts.get('task')}, {runs.data_of(part[0].artifact.manifest)}"
         yield part, Section(name, title, blocks), tests, scored

@@ -67,7 +67,7 @@ class Trial:
     """One run of a search.
 
     Attributes:
-        fold: which fold is tested; 0 without folds.
+        fold: which fold is tested, from 0, of how many ``folds``; without folds both are 0.
         setting: what varies; ``number``: which one of all settings it is.
         shown: the values of what varies, as people read them.
         rows: labels of the rows of the plan that are kept; None where all are and this does not vary.
@@ -88,6 +88,7 @@ class Trial:
     start: Start | None = None
     selected_on: bool = True
     chosen: bool = False
+    folds: int = 0
     outcome: Outcome = field(default_factory=Outcome)
     model: Artifact | None = None
     evaluation: Artifact | None = None
@@ -101,7 +102,8 @@ class Trial:
     def __str__(self) -> str:
         begun = [f"from step {self.start.step}"] if self.start else []
         parts = [f"{as_flag(name)}={value}" for name, value in self.varied.items()]
-        return ", ".join([*begun, *parts, f"seed {self.config.seed}"])
+        fold = [f"fold {self.fold + 1} of {self.folds}"] if self.folds else []
+        return ", ".join([*begun, *parts, f"seed {self.config.seed}", *fold])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from guidance.errors import InputError
+from guidance.errors import InputError, counted
 from pipelines.engine import executor
 from pipelines.engine.declaration import Command, Opening, Stage, Take
 from pipelines.engine.shards import map_shards
@@ -110,7 +110,8 @@ class Sources(Take):
 
             opening.inputs["builtin"] = python_docs_files()
         if sources.skipped:
-            log.info("%d files skipped: hidden, of unknown format, or the same as another file", sources.skipped)
+            skipped = counted(len(sources.skipped), "file")
+            log.info("%s skipped, hidden, of unknown format, or given twice: %s", skipped, short_list(sources.skipped))
 
 
 def _check(config: Config, references: Mapping[str, Any]) -> None:

@@ -258,7 +258,10 @@ def build(run: Run[Config]) -> None:
             hint="give test documents of other texts with --test, or leave --drop-shared out",
         )
     apart = files.keys() - {"train"}
-    counts |= write_corpus([draft], run.out, notes, valid=valid, test=test, apart=apart, of_examples=True)
+    names = ", ".join(repr(file.name) for some in files.values() for file in some[:5])
+    counts |= write_corpus(
+        [draft], run.out, notes, valid=valid, test=test, apart=apart, of_examples=True, sources=names
+    )
     draft.unlink()
     counts |= {"shape": kind.shape} if kind.shape != "examples" else {}
     counts |= {"dialogues": True} if kind.is_dialogue else {}

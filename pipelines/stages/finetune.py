@@ -177,6 +177,7 @@ def _prepare(opening: Opening[Config]) -> None:
             f"--architecture {config.architecture} has no attention heads to guide", hint="leave --plan out"
         )
     task.family(config.architecture)
+    _check_validation(config, dataset)
     if (not config.init or config.random_init) and "learning_rate" not in config.model_fields_set:
         log.warning(
             "new weights hardly change at the default rate of %g, which is for models of --init; try --learning-rate 1e-3",
@@ -225,6 +226,17 @@ def _task(config: Config, dataset: Artifact, store: Store) -> type[Task]:
             check_files(config, store)
             raise
         return TASKS[config.task]
+
+
+def _check_validation(config: Config, dataset: Artifact) -> None:
+    """Raises InputError for settings that read the validation, if there is none."""
+    with contextlib.suppress(NotYet):
+        if (config.select != "loss" or config.patience) and "valid" not in dataset.counts["splits"]:
+            flag = "--patience" if config.patience else "--select"
+            raise InputError(
+                f"{flag} reads the validation, and {dataset.reference} has no validation examples",
+                hint="guide build-dataset --valid-fraction 0.1",
+            )
 
 
 def _check_length(config: Config, store: Store) -> None:

@@ -76,8 +76,14 @@ def build_sequences(
     """
     sequences.check_length(max_length)
     packed: dict[str, Any] = {"packing": packing or "examples"} if packing or is_dataset(data) else {}
+    from guidance.checkpoint import TARGET_FOLDER
+
     config = sequences.Config(max_length=max_length, **packed)
-    made = _tell("sequences", sequences.run(data.reference, tokenizer, config, store=store, progress=progress))
+    targets = Path(tokenizer) / TARGET_FOLDER
+    target: dict[str, Any] = {"target_tokenizer": str(targets)} if packing == "pairs" and targets.is_dir() else {}
+    made = _tell(
+        "sequences", sequences.run(data.reference, tokenizer, config, store=store, progress=progress, **target)
+    )
     return store.load(made.reference, kind="sequences")
 
 
@@ -178,6 +184,8 @@ def read_by(
     plan = Plan() if is_free else find_plan(folder) or Plan()
     if not config.masks:
         check_parser_of_trained(plan, model, config.parser, store)
+    if not packing and is_dataset(data) and number_of_pairs(data) == data.counts["documents"] and _translates(folder):
+        packing = "pairs"
     made = build_sequences(data, str(folder), longest(model, config.sequence_length, store), store, progress, packing)
     if config.masks:
         return made, config
@@ -358,6 +366,12 @@ def number_of_pairs(dataset: Artifact) -> int:
     """How many examples of a dataset of texts and pairs have a second text."""
     pairs: int = dataset.counts["blocks"] - dataset.counts["documents"]
     return pairs
+
+
+def _translates(folder: Path) -> bool:
+    from guidance.checkpoint import config_of
+
+    return bool(config_of(folder).is_encoder_decoder)
 
 
 def _usual_length(folder: Path) -> int:

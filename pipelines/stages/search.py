@@ -303,7 +303,7 @@ def _trials(
         shown = {
             name: getattr(own, name) if name in setting.settings else _as_toml(v) for name, v in setting.values.items()
         }
-        yield Trial(fold, number, setting, shown, rows, data, own, start)
+        yield Trial(fold, number, setting, shown, rows, data, own, start, folds=len(parts) if len(parts) > 1 else 0)
 
 
 @dataclass

@@ -289,7 +289,7 @@ tags: [attention-guidance, custom_code]
 
 # A guided {type(handle.model).__name__}
 
-{chr(10).join(_sentences(plan))}
+{chr(10).join(_sentences(handle))}
 
 Without these rows the model computes something else. They are in `config.json` (`guide_plan`), and `modeling_guided.py` is the code
 that follows them. It imports nothing but Python's standard library, torch and transformers.
@@ -331,11 +331,12 @@ file:
 """
 
 
-def _sentences(plan: Plan) -> Iterator[str]:
+def _sentences(handle: Handle) -> Iterator[str]:
     """One sentence for each row of a plan, and one for the heads that it adds."""
     from guidance.mechanisms import MECHANISMS
     from pipelines.views.plans import pal_keys, rows_of
 
+    plan = handle.plan
     for row, guide in zip(rows_of(plan), plan.guides, strict=True):
         pattern = guide.bound_pattern
         meaning = (
@@ -344,7 +345,7 @@ def _sentences(plan: Plan) -> Iterator[str]:
             else ""
         )
         of = f" with the pattern `{pattern}`{meaning}" if pattern else ""
-        at = f"layers {row['layers']}, heads {row['heads']} of the {row['place']}-attention"
+        at = f"layers {row['layers']}, heads {row['heads']} of the {handle.stack_of(guide)} {guide.attention}-attention"
         more = f" {guide.bound_mechanism.explanation}." if guide.bound_mechanism.explanation else ""
         share = f" at a strength of {guide.strength:g}" if guide.strength < 1 else ""
         yield f"- `{guide.mechanism}`{of}, {at}: {MECHANISMS[guide.mechanism].summary}{share}.{more}"

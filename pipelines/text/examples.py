@@ -22,6 +22,7 @@ from pipelines.text.line_layout import check_not_columns
 from pipelines.text.readers import TextFile, format_of, whole_number
 from pipelines.text.records import (
     check_unicode,
+    delimiter_hint,
     json_object,
     json_objects,
     parquet_rows,
@@ -233,7 +234,9 @@ def _numbers(
                 columns_there = "without a header columns are numbers from 1"
             raise InputError(
                 f"{place}: no column {wanted!r}; {columns_there}{did_you_mean(wanted, names or ())}",
-                hint=f"name it with --{role}-column; the delimiter is a comma in .csv and a tab in .tsv",
+                hint=f"name it with --{role}-column; {delimiter_hint(names or ())}"
+                + "\nif the first line is an example: --no-header --text-column 1 --label-column 2"
+                * (names is not None),
             )
     return numbers
 

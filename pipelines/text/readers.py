@@ -242,8 +242,8 @@ def decode(
             line = lines + newlines.decode(good, final=True).count("\n") + 1
             byte = position - len(waiting) + error.start
             raise InputError(
-                f"{name!r}, line {line}, byte {byte}: not {encoding} ({error.reason})",
-                hint="name its encoding, for example --encoding latin-1",
+                f"{name!r}, line {line}, byte {byte} of the file: not {encoding} ({error.reason})",
+                hint="name its encoding, for example --encoding latin-1, or cp1252 for a file from Windows",
             ) from error
         except UnicodeError as error:
             raise InputError(f"{name!r}, line {lines + 1}, byte {position}: not {encoding} ({error})") from error

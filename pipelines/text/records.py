@@ -240,6 +240,14 @@ def quoted_rows(lines: Iterable[tuple[int, str]], name: str, delimiter: str) -> 
             yield start, row
 
 
+def delimiter_hint(header: Sequence[str]) -> str:
+    """What to say of the delimiter where a column is missing."""
+    if len(header) == 1 and (found := next((each for each in ";|\t" if each in header[0]), None)):
+        called = {";": "semicolons", "|": "bars", "\t": "tabs"}[found]
+        return f"its columns seem to be parted by {called}: write the file with commas, or with tabs as .tsv"
+    return "the delimiter is a comma in .csv and a tab in .tsv"
+
+
 def _columns(header: Sequence[str], fields: Fields, place: str, texts: Sequence[str]) -> tuple[int, int | None]:
     """The numbers of the columns with text and id.  ``texts`` are the columns that may hold text."""
     repeated = sorted({column for column in header if list(header).count(column) > 1})
@@ -248,7 +256,7 @@ def _columns(header: Sequence[str], fields: Fields, place: str, texts: Sequence[
     if fields.text not in header:
         raise InputError(
             f"{place}: no column {fields.text!r}; the header has {short_list(header)}{did_you_mean(fields.text, header)}",
-            hint=text_hint(texts) + "\nthe delimiter is a comma in .csv and a tab in .tsv",
+            hint=f"{text_hint(texts)}\n{delimiter_hint(header)}",
         )
     if fields.id is not None and fields.id not in header:
         raise InputError(

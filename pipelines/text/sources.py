@@ -34,13 +34,13 @@ class Sources:
             path.
         digests: sha256 by path, for files where it is already known (standard input).
         builtin: whether ``builtin:python-docs`` was given.
-        skipped: number of files left out: hidden, of unknown format, or the same file again.
+        skipped: the files left out, because they are hidden, of unknown format, or the same file again.
     """
 
     by_name: dict[str, Path] = field(default_factory=dict)
     digests: dict[Path, str] = field(default_factory=dict)
     builtin: bool = False
-    skipped: int = 0
+    skipped: list[str] = field(default_factory=list)
 
     paths = property(lambda self: list[Path](self.by_name.values()))
     names = property(lambda self: list[str](self.by_name))
@@ -90,7 +90,7 @@ def expand(
                             check_not_columns(beginning(file.read(4 * SAMPLE), "utf-8"), str(path))
                         raise InputError(f"{str(path)!r}: unknown kind of file", hint="name its format with --format")
         if not sources.paths and not sources.builtin:
-            number = sources.skipped
+            number = len(sources.skipped)
             skipped = counted(
                 number,
                 "file that is hidden or of unknown format was",
@@ -122,7 +122,7 @@ def _add(sources: Sources, path: Path, inside: Path, seen: set[tuple[int, int]])
     except UnicodeDecodeError as error:
         raise InputError(f"{str(inside)!r}: the name is not UTF-8", hint="rename it, or pipe it in with `-`") from error
     if (status.st_dev, status.st_ino) in seen:
-        sources.skipped += 1
+        sources.skipped.append(name)
         return
     seen.add((status.st_dev, status.st_ino))
     if (other := sources.by_name.setdefault(name, path)) is not path:
@@ -148,7 +148,7 @@ def _walk(
     for entry in entries:
         is_cache = entry.name.endswith(".arrow") and saved and entry.name not in saved
         if entry.name.startswith(".") or is_cache or not (entry.is_dir() or takes(entry.name)):
-            sources.skipped += 1
+            sources.skipped.append(entry.name)
         elif entry.is_dir():
             yield from _walk(Path(entry.path), visited, sources, takes)
         else:

@@ -55,9 +55,10 @@ def training_labels(labels: Sequence[str | None], reference: str) -> list[str]:
     distinct = {label for label in labels if label is not None}
     if missing := sum(label is None for label in labels):
         have = counted(missing, "has", "have", of=f"{len(labels):,} training examples")
-        raise InputError(
-            f"{reference}: {have} no label", hint="name their column: guide build-dataset --label-column NAME"
-        )
+        hint = "give these examples labels, or leave them out"
+        if missing == len(labels):
+            hint = "name their column: guide build-dataset --label-column NAME\nparallel text is learned by: guide pretrain --objective translation"
+        raise InputError(f"{reference}: {have} no label", hint=hint)
     if all(label.isdecimal() for label in distinct):
         return sorted(distinct, key=int)
     return sorted(distinct)

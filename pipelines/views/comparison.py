@@ -285,6 +285,7 @@ def compare(
     rows = tuple(_row(group, partner, figures, _differences(base[0], group)) for group in groups)
     notes += [f"{row.group.label} differs from the baseline in {', '.join(row.differs)}" for row in rows if row.differs]
     notes += _above_floors(whole, floors)
+    notes += _other_masks(partner)
     if power is not None and not any(row.num_pairs > 1 for row in rows[1:]):
         notes.append(
             "how many seeds an effect needs follows from the spread of at least two pairs of runs: give more seeds, and"
@@ -315,6 +316,21 @@ def _above_floors(curves: Sequence[Curve], floors: Mapping[str, float]) -> list[
         "no better than word frequencies alone, so a comparison with it says nothing about a model that has been trained: "
         + ", ".join(f"{curve.label} (they give {own[curve]:.2f} nats)" for curve in above)
     ]
+
+
+def _other_masks(partner: Mapping[Curve, Curve | None]) -> list[str]:
+    """Notes on runs of masked words that are compared with a run of another seed, whose validation masks other words."""
+    notes = []
+    for curve, base in partner.items():
+        if base is not None and curve.loss == "mlm" and curve.seed != base.seed:
+            known = [each.floor for each in (base, curve) if each.floor is not None]
+            easier = f": word frequencies give {' and '.join(f'{nats:.2f}' for nats in known)} nats there" * (
+                len(known) == 2
+            )
+            notes.append(
+                f"{base.label} and {curve.label} have other seeds, so their validations mask other words{easier}"
+            )
+    return notes
 
 
 def _row(

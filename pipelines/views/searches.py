@@ -8,7 +8,7 @@ p-values of all comparisons are corrected together by Holm's method.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ from pipelines.training.plan_inputs import inputs_of
 from pipelines.training.tasks.summarization import OF_DATA
 from pipelines.views.evaluations import Tested, corrected
 from pipelines.views.search_tables import labels_of_settings
+
+_Condition = tuple[int | None, tuple[str, ...] | None]
+"""The step of pre-training that runs start from, and the rows of the plan that they keep."""
 
 Runs = Mapping[tuple[int, int], Mapping[str, float | None]]
 """The test metrics of the chosen runs, by fold and seed."""
@@ -134,10 +137,7 @@ def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> lis
         )
         common = [condition for condition in conditions if condition in others_conditions]
         if not common:
-            raise ArtifactMismatch(
-                f"{labels[0]} and {label} start from no common step of pre-training, or keep no common rows of a plan",
-                hint="the same --snapshots of `guide pretrain`, and the same rows",
-            )
+            raise _nothing_in_common((labels[0], label), (conditions, others_conditions))
         for condition in common:
             baseline, runs = conditions[condition], others_conditions[condition]
             if runs.keys() != baseline.keys():
@@ -147,6 +147,29 @@ def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> lis
                 )
             tests += _tests(labels[0], label, baseline, runs, _shown(*condition))
     return corrected(tests)
+
+
+def _nothing_in_common(labels: Sequence[str], conditions: Sequence[Iterable[_Condition]]) -> ArtifactMismatch:
+    """The error for two searches of which no runs start alike."""
+    over_rows, along = (
+        [label for label, some in zip(labels, conditions, strict=True) if any(one[at] is not None for one in some)]
+        for at in (1, 0)
+    )
+    for searched, what, hint in (
+        (along, "starts from several steps of pre-training", "--along with the same pre-training"),
+        (
+            over_rows,
+            "varies the rows of its plan",
+            f"guide compare {over_rows[0]} compares its rows" if over_rows else "",
+        ),
+    ):
+        if len(searched) == 1:
+            (other,) = set(labels) - set(searched)
+            return ArtifactMismatch(f"{searched[0]} {what}, and {other} does not", hint=hint)
+    return ArtifactMismatch(
+        f"{labels[0]} and {labels[1]} start from no common step of pre-training, or keep no common rows of a plan",
+        hint="the same --snapshots of `guide pretrain`, and the same rows",
+    )
 
 
 def compare_settings(search: Artifact) -> list[Tested]:
@@ -197,10 +220,10 @@ def measured_runs(search: Artifact) -> list[dict[str, Any]]:
     return [{**row, "test": {VALIDATION: row["valid"]}} for row in fresh]
 
 
-def _chosen_runs(search: Artifact, label: str) -> dict[tuple[int | None, tuple[str, ...] | None], Runs]:
+def _chosen_runs(search: Artifact, label: str) -> dict[_Condition, Runs]:
     """The runs of the best setting that were tested, by the step of pre-training that they start from and the rows of the plan
     that they keep."""
-    runs: dict[tuple[int | None, tuple[str, ...] | None], dict[tuple[int, int], Mapping[str, float | None]]] = {}
+    runs: dict[_Condition, dict[tuple[int, int], Mapping[str, float | None]]] = {}
     for row in measured_runs(search):
         if row["chosen"]:
             rows = None if row["rows"] is None else tuple(row["rows"])

@@ -208,7 +208,7 @@ def test_other_bytes_than_utf8_are_refused_with_advice_that_can_be_followed(
     assert done.code == 2 and "the pattern is not UTF-8" in done.err
     (tmp_path / "bad.txt").write_bytes(b"caf\xe9 is bad")
     done = guide("discover", "score", folder, tmp_path / "bad.txt")
-    assert done.code == 2 and "bad.txt', line 1, byte 3: not utf-8" in done.err
+    assert done.code == 2 and "bad.txt', line 1, byte 3 of the file: not utf-8" in done.err
     assert "guide build-corpus" in done.err and "--encoding latin-1" in done.err
 
 

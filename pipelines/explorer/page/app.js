@@ -216,7 +216,10 @@ function connect() {
     change("text", $("text").value.split(/\s+/).filter(Boolean).join(" "), showAgain);
   });
   $("pattern-form").addEventListener("submit", (event) => { event.preventDefault(); tryPattern(refresh); });
-  $("pattern").addEventListener("change", () => change("pattern", $("pattern").value.trim(), show));
+  const drawPattern = () => { if ($("pattern").value.trim() !== view.pattern) { change("pattern", $("pattern").value.trim(), show); } };
+  $("pattern").addEventListener("change", drawPattern);
+  // a name is drawn while it is typed: what it is stands below the field then, and moves no button under the pointer
+  $("pattern").addEventListener("input", () => { if (page.overview.patterns.some(({ name }) => name === $("pattern").value.trim())) { drawPattern(); } });
   $("mark").addEventListener("click", () => { const head = current(holder()); if (head) { mark(head); } });
   $("accept-form").addEventListener("submit", accept);
   $("copy").addEventListener("click", copyCommand);

@@ -157,6 +157,10 @@ def test_marked_heads_become_a_plan(tab: Any, page: Page) -> None:
     tab.get_by_role("button", name="Mark this head for the pattern").click()
     tab.get_by_role("button", name="remove 1-2 matching_token").click()
     assert tab.locator("#decisions li").count() == 1
+    field = tab.get_by_label("A name, or a condition on query and key")
+    field.fill("previous")
+    tab.locator("#pattern-summary", has_text="one step left").wait_for()  # drawn while the pointer is in the field
+    field.fill("matching_token")
     tab.get_by_label("Put patterns").select_option("found")
     tab.locator("#mechanism").select_option("bias")
     until(tab, "!document.querySelector('#accept').disabled")

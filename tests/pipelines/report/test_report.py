@@ -461,10 +461,16 @@ def test_models_that_cannot_be_compared_are_reported_apart(store: Store, names: 
 
 
 def searched(
-    store: Store, tested: dict[str, list[float]], *, every: bool, metric: str | None = "accuracy", **about: Any
+    store: Store,
+    tested: dict[str, list[float]],
+    *,
+    every: bool,
+    metric: str | None = "accuracy",
+    kept: list[str] | None = None,
+    **about: Any,
 ) -> Artifact:
     """A search over these settings, each with the test metric of its seeds; the first is chosen, and tested alone unless ``every``.
-    Without a metric nothing is tested, as in pre-training."""
+    Without a metric nothing is tested, as in pre-training.  All runs keep some rows of the plan, if these vary."""
     best = next(iter(tested))
     rows = [
         {
@@ -473,7 +479,7 @@ def searched(
             "seconds": None,
             "seed": seed,
             "setting": setting,
-            "rows": None,
+            "rows": kept,
             "model": "",
             "valid": 1.0,
         }
@@ -494,6 +500,7 @@ def searched(
         out.counts |= {
             "task": "classification",
             "select": "loss",
+            **({"rows": kept} if kept else {}),
             "runs": len(rows),
             "metrics": {},
             "settings": settings,
@@ -514,6 +521,17 @@ def test_settings_of_a_search_are_summarised_and_tested_over_seeds(store: Store)
         "73.3 ± 11.5",
     ]
     assert "guide search corpus/0000000000000000 --grid a=1,2" in as_markdown(made, "x")
+
+
+def test_a_search_over_rows_leaves_the_tests_of_all_others(store: Store) -> None:
+    plain, guided = (searched(store, {"a=1": values}, every=False) for values in ([0.5, 0.6, 0.7], [0.6, 0.8, 0.8]))
+    over_rows = searched(store, {"a=1": [0.5]}, every=False, kept=["next"])
+    made, _ = make.make([each.reference for each in (plain, guided, over_rows)], store)
+    (tested,) = made.facts["comparisons"]
+    assert tested["difference"]["p"] == pytest.approx(paired_t([0.1, 0.2, 0.1]).p)
+    text = as_markdown(made, "x")
+    assert "varies the rows of its plan, and" in text
+    assert "No difference between runs was tested" not in text
 
 
 def test_of_one_run_each_a_gain_has_no_p_value(store: Store) -> None:

@@ -57,11 +57,15 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 # which files
 
 
-def test_a_folder_is_read_in_path_order_and_unknown_or_hidden_files_are_skipped(store: Store, tmp_path: Path) -> None:
+def test_a_folder_is_read_in_path_order_and_unknown_or_hidden_files_are_skipped(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     folder = write(
         tmp_path / "in", {"b.txt": "B.", "a/z.txt": "Z.", "a/b.TXT": "AB.", "x.md": "no", ".hidden.txt": "no"}
     )
     assert [row["id"] for row in documents(build(store, folder))] == ["a/b.TXT", "a/z.txt", "b.txt"]
+    assert "2 files skipped, hidden, of unknown format, or given twice: '.hidden.txt', 'x.md'" in caplog.text
 
 
 def test_a_glob_and_files_one_by_one_give_the_same_corpus(store: Store, tmp_path: Path) -> None:

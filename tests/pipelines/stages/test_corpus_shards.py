@@ -165,7 +165,7 @@ def test_an_error_far_into_a_file_names_its_line_and_byte(store: Store, tmp_path
     path = tmp_path / "a.txt"
     path.write_bytes(b"Some words.\r\n\r\n" * 1000 + b"b\xff")
     for size in (100, 10_000_000):
-        with pytest.raises(InputError, match=r"'a\.txt', line 2001, byte 15001: not utf-8"):
+        with pytest.raises(InputError, match=r"'a\.txt', line 2001, byte 15001 of the file: not utf-8"):
             build(store, path, shard_size=size)
         assert store.unfinished() == []
     path = tmp_path / "a.jsonl"

@@ -122,7 +122,7 @@ def test_parquet_labels_may_be_numbers_and_null_texts_are_dropped(store: Store, 
 
 def test_label_text_files_are_read_in_the_encoding_given(store: Store, tmp_path: Path) -> None:
     path = write(tmp_path / "a.all", "1 a café film\n0\tdull\n0\n0 \n", "latin-1")
-    with pytest.raises(InputError, match=r"'a.all', line 1, byte \d+: not utf-8"):
+    with pytest.raises(InputError, match=r"'a.all', line 1, byte \d+ of the file: not utf-8"):
         make(store, path, format="label-text")
     made = make(store, path, format="label-text", encoding="latin-1")
     assert [(row["label"], row["id"]) for row in documents(made)] == [("1", "1"), ("0", "2")]
@@ -320,12 +320,27 @@ BAD: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"id_column": "id"},
         r"line 3: duplicate id '1', first used at .*line 2",
     ),
-    "nothing": ("a.tsv", "", {}, "no records"),
-    "a header only": ("a.tsv", "text\tlabel\n", {}, "no records"),
-    "only empty texts": ("a.tsv", "text\tlabel\n \t1\n", {}, "no records: 1 empty text"),
+    "nothing": ("a.tsv", "", {}, "no records in 'a.tsv'"),
+    "a header only": ("a.tsv", "text\tlabel\n", {}, "no records in 'a.tsv'"),
+    "only empty texts": ("a.tsv", "text\tlabel\n \t1\n", {}, "no records in 'a.tsv': 1 empty text"),
     "plain text": ("a.txt", "Hello.\n", {}, r"'a.txt': examples cannot be read from text files"),
     "not parquet": ("a.parquet", "text\n", {}, "not Parquet; it looks like plain text"),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("a.csv", "text;label\nx;1\n", "parted by semicolons: write the file with commas, or with tabs as .tsv"),
+        ("a.csv", "a film,good\nanother,bad\n", "--no-header --text-column 1 --label-column 2"),
+    ],
+)
+def test_a_missing_column_says_what_the_file_may_be(
+    name: str, text: str, hint: str, store: Store, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as caught:
+        make(store, write(tmp_path / name, text))
+    assert hint in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("case", BAD)

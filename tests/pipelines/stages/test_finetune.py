@@ -345,6 +345,10 @@ def test_a_selection_that_validation_does_not_define_is_told(
     run = train(store, data, steps=4, evaluate_every=2, select="matthews", patience=1).artifact
     assert run.counts["best_step"] is None
     assert "eval/classification/matthews is undefined on the validation examples" in caplog.text
+    without = build(store, tmp_path, {"train": reviews(24)}, valid_fraction=0.0)
+    for flag, wanted in (("--select", {"select": "matthews"}), ("--patience", {"patience": 1})):
+        with pytest.raises(InputError, match=f"{flag} reads the validation, and .* has no validation examples"):
+            train(store, without, steps=4, **wanted)
 
 
 def test_a_new_model_at_the_default_rate_is_told_to_take_a_greater_one(

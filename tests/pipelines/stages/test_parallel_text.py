@@ -145,7 +145,7 @@ def test_sides_without_a_counterpart_are_refused(
 def test_a_wrong_encoding_is_reported_with_its_line(store: Store, tmp_path: Path) -> None:
     (tmp_path / "a.de").write_bytes("Ein\nläuft\n".encode("latin-1"))
     files, pairs = {"train": [str(tmp_path / "a.de")]}, {"train": [lines(tmp_path / "a.en", ["A", "runs"])]}
-    with pytest.raises(InputError, match=r"'a.de', line 2, byte 5: not utf-8"):
+    with pytest.raises(InputError, match=r"'a.de', line 2, byte 5 of the file: not utf-8"):
         dataset.run(files, dataset.Config(), pairs=pairs, store=store)
 
 

@@ -145,6 +145,12 @@ def test_searches_over_the_same_folds_or_seeds_are_compared(store: Store, data: 
         compare_searches([one, folded], ["one", "folded"])
 
 
+def test_runs_say_which_fold_they_test(store: Store, data: Artifact, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    searched(store, data, folds=3, learning_rate=2e-4)
+    assert all(f"seed 0, fold {fold} of 3" in caplog.text for fold in (1, 2, 3))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -338,6 +338,17 @@ def test_scores_are_those_of_sacrebleu_with_its_signature(
     assert found["signatures"]["chrf"] == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{version}"
 
 
+def test_a_dataset_of_pairs_is_measured_as_its_sequences_are(
+    data: tuple[Store, Artifact, Artifact], trained: Artifact
+) -> None:
+    store, _, sequences = data
+    with store.load_input(sequences, "corpus") as pairs:
+        short = evaluate.Config(beams=1, sequence_length=12)
+        by_dataset = evaluate.run(trained.reference, pairs.reference, short, store=store).artifact
+    by_sequences = evaluate.run(trained.reference, sequences.reference, evaluate.Config(beams=1), store=store).artifact
+    assert by_dataset.counts["metrics"] == by_sequences.counts["metrics"]
+
+
 def test_examples_that_the_model_was_trained_on_are_told(
     trained: Artifact, data: tuple[Store, Artifact, Artifact], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -733,3 +733,10 @@ def test_a_loss_has_the_unit_of_its_task() -> None:
     for loss, unit in (("mlm", "nats"), ("classification", "nats"), ("regression", "squared error")):
         curves = [dataclasses.replace(curve(PLAIN, label), loss=loss) for label in ("plain", "guided")]
         assert any(f"training loss {loss} ({unit}, " in line for line in as_text(compare(singles(*curves))))
+
+
+def test_runs_of_other_seeds_are_said_to_mask_other_words() -> None:
+    plain, other = curve(PLAIN, "plain", floor=5.64), curve(GUIDED, "other", seed=5, floor=5.43)
+    told = "plain and other have other seeds, so their validations mask other words: word frequencies give 5.64 and 5.43 nats there"
+    assert told in compare(singles(plain, other)).notes
+    assert not any("mask other words" in note for note in compare(singles(plain, curve(GUIDED, "guided"))).notes)

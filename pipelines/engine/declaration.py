@@ -278,6 +278,8 @@ class Stage(Buildable[C], Generic[C, R]):
         own = {key: given.pop(key) for key in self.options if key in given}
         options = Options(name=name, force=force, wait=wait, progress=progress)
         check_working_folder()
+        if name:  # before inputs that are missing are made
+            store.check_name_free(name, self.kind)
         self.check(config, given)
         try:
             with opened(self, config, given, store, stdin=stdin, options=options, own=own) as opening:

@@ -97,7 +97,7 @@ def write_corpus(
     if of_examples:
         unit, reason = "examples", "those with the same text stay together, and there are few"
     elif few is None and counts["sentences"] > counts["documents"]:
-        unit, reason = "sentences", "a document is never divided; --documents paragraph or line makes smaller ones"
+        unit, reason = "sentences", "a document is never divided; --documents line makes the smallest ones"
     elif few is None:
         unit, reason = "sentences", f"documents are chosen by chance, and there are only {counts['documents']:,}"
     else:

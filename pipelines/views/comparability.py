@@ -24,7 +24,7 @@ def check_comparable(curves: Sequence[Curve], store: Store, *, chosen: bool) -> 
         if curve.loss != base.loss:
             raise InputError(
                 f"{base.label} is trained on the loss {base.loss}, {curve.label} on {curve.loss}",
-                hint="compare a loss that both have: --loss NAME",
+                hint="compare runs that learned the same; --loss NAME names a loss that both have",
             )
         ours, theirs = (origin.settings.get("objective") for origin in (base.origin, curve.origin))
         if ours != theirs and not chosen:

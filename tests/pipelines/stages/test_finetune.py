@@ -351,6 +351,14 @@ def test_a_selection_that_validation_does_not_define_is_told(
             train(store, without, steps=4, **wanted)
 
 
+def test_a_wrong_name_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    store = Store(tmp_path / "artifacts")
+    data = build(store, tmp_path, {"train": reviews(8)}, valid_fraction=0.0)
+    with pytest.raises(InputError, match="nër modell"):
+        finetune.run(data.reference, finetune.Config(steps=1), store=store, name="nër modell")
+    assert [made.kind for made in store.artifacts()] == ["corpus"]
+
+
 def test_a_new_model_at_the_default_rate_is_told_to_take_a_greater_one(
     guide: Any, store: Store, data: Artifact, model: Artifact
 ) -> None:

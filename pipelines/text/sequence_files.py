@@ -172,23 +172,31 @@ def _table(packed: Packed, columns: list[Any], schema: pa.Schema) -> pa.Table:
     return pa.table(arrays, schema=schema)
 
 
-_LONGER = "a greater --max-length, or --sequence-length where a command has that, keeps"
-
 _WARNINGS = {
-    "cut_sentences": f"sentence{{s}} {{were}} longer than a sequence and {{were}} cut into pieces; no token is lost; {_LONGER} {{them}} whole",
-    "cut_examples": f"example{{s}} {{were}} longer than a sequence and {{were}} cut{{lost}}; {_LONGER} more of {{them}}",
+    "cut_sentences": "sentence{s} {were} longer than a sequence and {were} cut into pieces; no token is lost",
+    "cut_examples": "example{s} {were} longer than a sequence and {were} cut{lost}",
     "divided_examples": "example{s} {were} longer than a sequence and {were} divided into windows that overlap",
-    "cut_documents": f"document{{s}} {{were}} longer than a sequence: the last sentences are left out{{lost}}; {_LONGER} more",
+    "cut_documents": "document{s} {were} longer than a sequence: the last sentences are left out{lost}",
     "short_documents": "document{s} had too few sentences and {were} dropped",
     "empty_oracles": "document{s} had no word in common with the summary, so that no sentence is right",
     "one_sentence": "document{s} had one sentence, so no boundary, and {were} dropped",
     "one_section": f"document{{s}} had {ONE_SECTION} is right",
-    "cut_pairs": f"pair{{s}} had a side longer than a sequence and {{were}} cut; {_LONGER} {{them}} whole",
-    "long_pairs": f"pair{{s}} had a side longer than a sequence and {{were}} dropped; {_LONGER} {{them}}",
+    "cut_pairs": "pair{s} had a side longer than a sequence and {were} cut",
+    "long_pairs": "pair{s} had a side longer than a sequence and {were} dropped",
     "empty_pairs": "pair{s} had a side without tokens and {were} dropped",
 }
 """What is said of a split, by a count; ``{lost}`` stands for the share of its tokens that was cut off, other gaps for words of
 `_WORDS`."""
+
+_REMEDY = "; a greater --max-length, or --sequence-length where a command has that, keeps"
+_KEEPS = {
+    "cut_sentences": "{them} whole",
+    "cut_examples": "more of {them}",
+    "cut_documents": "more",
+    "cut_pairs": "{them} whole",
+    "long_pairs": "{them}",
+}
+"""What greater sequences keep, by a count; said once, of the last split."""
 
 _WORDS = {True: {"s": "", "were": "was", "them": "it"}, False: {"s": "s", "were": "were", "them": "them"}}
 """By whether the count is 1."""
@@ -201,17 +209,15 @@ def _warn(run: Run, replaced: int, of_text: Mapping[str, int]) -> None:
         pieces = counted(replaced, "piece of text", "pieces of text")
         run.warn(f"{pieces} spelled a special token and became unknown")
     splits = run.out.counts["splits"]
+    last = {key: split for split, counts in splits.items() for key in _KEEPS if counts.get(key)}
     for split, counts in splits.items():
         of_split = f"{split}: " if len(splits) > 1 else ""
         cut = counts.get("cut_tokens", 0)
         lost = f", which loses {100 * cut / (cut + of_text[split]):.1f} % of all tokens" if cut else ""
-        run.warn(
-            *(
-                f"{of_split}{counts[key]:,} {what.format(lost=lost, **_WORDS[counts[key] == 1])}"
-                for key, what in _WARNINGS.items()
-                if counts.get(key)
-            )
-        )
+        for key, what in _WARNINGS.items():
+            if number := counts.get(key):
+                remedy = f"{_REMEDY} {_KEEPS[key]}" if key in _KEEPS and last[key] == split else ""
+                run.warn(f"{of_split}{number:,} " + (what + remedy).format(lost=lost, **_WORDS[number == 1]))
         for side in ("", "target_"):
             unknown, all_ = counts.get(f"{side}unknown_tokens", 0), counts.get(f"{side}tokens", 0)
             if unknown > 0.05 * all_:

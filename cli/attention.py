@@ -72,9 +72,9 @@ def attention_command(
 
     "next 62 % (12 ×)" means: 62 % of the attention of a head is on the next token, 12 times as much as uniform attention has there.
     ENTROPY is 100 % for a head that looks alike at all tokens that it may see, and 0 % for one that looks at a single token.
-    Words and sentences are found by rules, so patterns of syntax are not among them without a --parser.  Attention sinks,
-    patterns such as the first token, where heads look that have nothing to look for, are left out, unless --sinks is given.  Pictures are at most seven inches wide; where maps are too small
-    for their tokens, choose a --layer, or a --layer and a --head.  A text is cut after 512 tokens, or after as many as the model reads.
+    Words and sentences are found by rules, so patterns of syntax are not among them without a --parser.  Attention sinks, such as
+    the first token, are left out, unless --sinks is given.  Pictures are at most seven inches wide; where maps are too small for
+    their tokens, choose a --layer, or a --layer and a --head.  A text is cut after 512 tokens, or after as many as the model reads.
     Special tokens such as [MASK] are read as the characters that they are written with.
     """
     check_working_folder()

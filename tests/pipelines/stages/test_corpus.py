@@ -321,7 +321,7 @@ def test_a_split_far_from_the_fraction_asked_for_is_a_warning(store: Store, tmp_
     ]
     many = write(tmp_path / "in", {f"{n}.txt": f"Text {n}.\n" * (1 if n else 5000) for n in range(40)})
     (warning,) = build(store, many, valid=0.05).manifest["warnings"]
-    assert "instead of 5%: a document is never divided; --documents paragraph or line" in warning
+    assert "instead of 5%: a document is never divided; --documents line makes the smallest ones" in warning
     lines = write(tmp_path / "lines", {"a.txt": "".join(f"Text {n}.\n" for n in range(40))}) / "a.txt"
     (warning,) = build(store, lines, documents="line", sentences="line", valid=0.01).manifest["warnings"]
     assert "instead of 1%: documents are chosen by chance, and there are only 40" in warning

@@ -56,7 +56,9 @@ def padded(text: str, width: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    lines = textwrap.wrap(text, width) or [""]
+    if not text.strip():
+        return [""]  # of columns that are empty, which have no width
+    lines = textwrap.wrap(text, width)
     if not text.isascii():
         from rich.cells import chop_cells
 

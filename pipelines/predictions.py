@@ -6,6 +6,7 @@ The files become a dataset and sequences in a temporary store, so that a model r
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -124,7 +125,7 @@ def predict(
             made = stack.enter_context(own.load(_dataset(task, sources, config, own, progress)))
             for warning in made.manifest["warnings"]:
                 if warning.startswith(EMPTY_CHOICE):
-                    place = warning.removeprefix(f"{EMPTY_CHOICE}: ").rpartition("first ")[2]
+                    place = re.sub(r"^[\d,]+ times, first ", "", warning.removeprefix(f"{EMPTY_CHOICE}: "))
                     raise InputError(
                         f"{place}: a choice is empty, and predictions number the choices",
                         hint="give it a text, or leave it out",

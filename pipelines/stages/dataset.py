@@ -258,7 +258,7 @@ def build(run: Run[Config]) -> None:
             hint="give test documents of other texts with --test, or leave --drop-shared out",
         )
     apart = files.keys() - {"train"}
-    names = ", ".join(repr(file.name) for some in files.values() for file in some[:5])
+    names = short_list([file.name for some in files.values() for file in some])
     counts |= write_corpus(
         [draft], run.out, notes, valid=valid, test=test, apart=apart, of_examples=True, sources=names
     )

@@ -54,6 +54,7 @@ def test_ls_lists_the_oldest_first(guide, here, edit_manifest):
 
 
 def test_columns_are_straight_in_every_script():
+    assert folded(("a", "", "b"), [("x", "", "y")], None) == ["a    b", "x    y"], "a column may be empty"
     lines = folded(("token", "p"), [("日本語", "0.1"), ("ab", "0.2"), ("e\u0301", "0.3")], None)
     assert lines == ["token   p", "日本語  0.1", "ab      0.2", "e\u0301       0.3"]
     assert folded(("text", "p"), [("日本語" * 4, "0.1")], 20) == [
